@@ -1,0 +1,1 @@
+"""Capture, split, plan, run: from a plain module to the pieces that are executed."""

@@ -1,0 +1,1 @@
+"""The engine: scheduler, worker, sampler, and the process around them."""

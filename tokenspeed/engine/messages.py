@@ -1,0 +1,75 @@
+"""What travels between an HTTP process and the engine process: typed msgpack over ZeroMQ, never pickle.
+
+Each message is a tagged struct; the two unions below are all that either side decodes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenspeed.request import GenerateRequest, RequestDelta
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True):
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """Finish nothing more; release everything and exit."""
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """Start-up progress: which phase, and a line for people ("weights 120 of 269 MB")."""
+
+    phase: str
+    detail: str = ""
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
+    """The engine serves. What the HTTP process has to know about it."""
+
+    max_model_len: int
+    vocab_size: int
+    num_pages: int
+    block_size: int
+    seconds: float
+    summary: str = ""
+    """One line for the log: device, dtype, level, pool."""
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine could not start or died; `message` is one line: what, why, what to do."""
+
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and totals since start, sent with each step's deltas and once when the engine falls idle."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of pages held by running requests, 0 to 1; cached prefixes count as free."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens served from it."""
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+
+
+class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
+    """All deltas of one step: one message a step and HTTP process."""
+
+    deltas: list[RequestDelta]
+    stats: Stats
+
+
+ToEngine = Submit | Abort | Shutdown
+FromEngine = Loading | Ready | Failed | StepOutputs

@@ -1,0 +1,1 @@
+"""One file an op: reference, kernels, launcher, fake, registration."""

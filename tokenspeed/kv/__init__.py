@@ -1,0 +1,1 @@
+"""The paged KV cache: specs, pool, page allocator, prefix tree."""

@@ -1,0 +1,1 @@
+"""Model families as plain PyTorch modules; `MODELS` maps an architecture name to its file."""

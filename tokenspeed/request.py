@@ -1,0 +1,280 @@
+"""What is asked of the engine and what comes back: the nouns that every layer shares.
+
+`GenerateRequest` and `RequestDelta` travel between processes (typed msgpack), `Request` is the engine's
+own record of one sequence, `RequestOutput` is what `LLM` hands to a caller. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
+MAX_BIAS_ENTRIES = 1024
+MAX_SAMPLES = 128
+MAX_TOP_K = 1 << 20
+MAX_SEED = (1 << 63) - 1
+MAX_TOKENS = 1 << 30
+
+
+class InvalidRequest(ValueError):
+    """A request that cannot be served as asked. `param` names the field, `code` is OpenAI's error code."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request is sampled. Every number is checked on both sides (NaN fails every check).
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None is whatever fits the context; 0 scores
+    the prompt only. `logprobs` None is off, 0 the chosen token alone, k also the k likeliest. Log-probabilities
+    are those of the model's distribution, before temperature, penalties, bias and masks.
+    Presence and frequency penalties count generated tokens, repetition also counts the prompt.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n", 1, MAX_SAMPLES),
+            ("max_tokens", 0, MAX_TOKENS),
+            ("min_tokens", 0, MAX_TOKENS),
+            ("temperature", 0.0, 2.0),
+            ("top_k", -1, MAX_TOP_K),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+            ("seed", 0, MAX_SEED),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} must be from {low} to {high}, got {value}", name)
+        for name, high in (("top_p", 1.0), ("repetition_penalty", 100.0)):
+            value = getattr(self, name)
+            if not 0.0 < value <= high:
+                raise InvalidRequest(
+                    f"{name} must be above 0 and at most {high}, got {value}", name
+                )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
+                "min_tokens",
+            )
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        if any(not 0 < len(text) <= MAX_STOP_CHARS for text in self.stop):
+            raise InvalidRequest(f"each stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids takes at most {MAX_STOP_IDS} ids", "stop_token_ids"
+            )
+        if len(self.logit_bias) > MAX_BIAS_ENTRIES:
+            raise InvalidRequest(
+                f"logit_bias takes at most {MAX_BIAS_ENTRIES} entries", "logit_bias"
+            )
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidRequest(
+                    f"logit_bias of {token} must be from -100 to 100, got {bias}", "logit_bias"
+                )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidRequest if an id stands outside the model's vocabulary."""
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(self, name):
+                if not 0 <= token < vocab_size:
+                    raise InvalidRequest(
+                        f"{name} names token {token}, but the vocabulary has {vocab_size} tokens",
+                        name,
+                    )
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate, as it travels to the engine. A request with n samples is n of these.
+
+    `seed` is resolved (the caller draws one where the user gave none), so a retry gives the same tokens.
+    `cache_salt` and `adapter` separate prefix-cache entries that must not be shared.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int = 0
+    sample_index: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probability of one token at one position, and the likeliest tokens there, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class RequestDelta(msgspec.Struct, kw_only=True):
+    """What one engine step added to one request. The last delta of a request has a finish reason.
+
+    `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an end-of-sequence id.
+    `prompt_logprobs` arrives once, with the first delta: one entry a prompt token, the first None.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+
+class State(enum.StrEnum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+
+
+_MOVES: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.PREFILLING, State.FINISHED, State.ABORTED}),
+    State.PREFILLING: frozenset({State.DECODING, State.PREEMPTED, State.FINISHED, State.ABORTED}),
+    State.DECODING: frozenset({State.PREEMPTED, State.FINISHED, State.ABORTED}),
+    State.PREEMPTED: frozenset({State.PREFILLING, State.FINISHED, State.ABORTED}),
+    State.FINISHED: frozenset(),
+    State.ABORTED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The engine's record of one sequence: what is known, what is planned, what is committed.
+
+        tokens     |<----------- prompt ----------->|<---- output ---->|
+        committed  |<------------ num_computed ----------->|             KV written by steps that have ended
+        planned    |<------------ num_planned ------------------->|      KV written once every launched step ends
+
+    `generation` counts admissions: a result whose row carries another generation is stale and is dropped.
+    """
+
+    spec: GenerateRequest
+    eos_ids: frozenset[int] = frozenset()
+    max_tokens: int = MAX_TOKENS
+    arrival_s: float = 0.0
+    output_ids: list[int] = field(default_factory=list)
+    state: State = State.WAITING
+    history: list[State] = field(default_factory=lambda: [State.WAITING])
+    generation: int = 0
+    slot: int | None = None
+    num_computed: int = 0
+    num_planned: int = 0
+    num_in_flight: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    error: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.spec.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.spec.params
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose ids are known on the host: the prompt and all committed output."""
+        return len(self.spec.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in (State.FINISHED, State.ABORTED)
+
+    def token_ids(self) -> list[int]:
+        return self.spec.prompt_ids + self.output_ids
+
+    def move(self, state: State) -> None:
+        """Change state; an illegal move is a bug in the scheduler and names the whole history."""
+        assert state in _MOVES[self.state], f"request {self.id}: {self.history} -> {state}"
+        self.state = state
+        self.history.append(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One finished sample. `token_ids` include the end-of-sequence id that ended it; `text` does not."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of the chosen tokens' log-probabilities; NaN unless `logprobs` was asked for."""
+        if self.logprobs is None:
+            return math.nan
+        return sum(entry.logprob for entry in self.logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """What `LLM.generate` returns for one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int = 0
