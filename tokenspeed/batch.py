@@ -1,8 +1,9 @@
 """One engine step as data, and the context in which its forward pass runs.
 
-`Batch` is the scheduler's whole word to a worker: small, serialisable, without tensors, so that it can be broadcast
-to ranks that never schedule. `StepResult` is the worker's answer. `forward_context` is the only global of the
-engine: sequence calls (`attend`) read the step's cache and metadata from it, so that neither is a graph input.
+`Batch` is the scheduler's whole word to a worker: small, serialisable, without tensors, so that it
+can be broadcast to ranks that never schedule. `StepResult` is the worker's answer.
+`forward_context` is the only global of the engine: sequence calls (`attend`) read the step's cache
+and metadata from it, so that neither is a graph input.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tokenspeed.request import SamplingParams, TokenLogprob
 
 
 class SlotStart(msgspec.Struct, frozen=True, kw_only=True):
-    """A request enters (or, after preemption, re-enters) a worker slot: all that the worker keeps about it."""
+    """A request enters (or, after preemption, re-enters) a worker slot: all that the worker keeps
+    about it.
+    """
 
     slot: int
     generation: int
@@ -33,11 +36,12 @@ class SlotStart(msgspec.Struct, frozen=True, kw_only=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One request's share of a step: `num_tokens` query tokens from position `start` on.
 
-    A prefill row names exact positions of known tokens. A decode row (`decode` true) continues where the slot's
-    device state stands (next input id and its position): `start` is then the planner's upper bound, exact when
-    every step before it has been committed. `sample` is true when the last query token's logits are sampled.
-    `pages[g]` are the page ids that cache group g appends to the slot's table at index `page_starts[g]`
-    (writing them twice is harmless, so a failed step can be run again).
+    A prefill row names exact positions of known tokens. A decode row (`decode` true) continues
+    where the slot's device state stands (next input id and its position): `start` is then the
+    planner's upper bound, exact when every step before it has been committed. `sample` is true when
+    the last query token's logits are sampled. `pages[g]` are the page ids that cache group g
+    appends to the slot's table at index `page_starts[g]` (writing them twice is harmless, so a
+    failed step can be run again).
     """
 
     slot: int
@@ -51,7 +55,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `starts` are applied before `rows` are run; row order is the order of the result's rows."""
+    """One step. `starts` are applied before `rows` are run; row order is the order of the result's
+    rows.
+    """
 
     step: int
     rows: list[Row]
@@ -63,7 +69,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row brought: 0..k accepted tokens, in order. A row with `error` ends its request and no other."""
+    """What a row brought: 0..k accepted tokens, in order. A row with `error` ends its request and
+    no other.
+    """
 
     slot: int
     generation: int
@@ -75,14 +83,18 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A step's result carries its batch, so that a commit needs no other memory of what was launched."""
+    """A step's result carries its batch, so that a commit needs no other memory of what was
+    launched.
+    """
 
     batch: Batch
     rows: list[RowResult]
 
 
 class SequenceState(Protocol):
-    """What sequence calls find in the forward context: an attention backend bound to its KV pages and this step."""
+    """What sequence calls find in the forward context: an attention backend bound to its KV pages
+    and this step.
+    """
 
     def attend(
         self,

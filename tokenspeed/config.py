@@ -1,7 +1,10 @@
-"""Settings: small frozen dataclasses, one a concern. The command line's flags are derived from these fields.
+"""Settings: small frozen dataclasses, one a concern. The command line's flags are derived from
+these fields.
 
-`option()` declares a field together with what the command line shows for it. Values of "auto" (None) are replaced
-once, by `engine.build`, from the model and the device; measured facts (page count) are results and stay out.
+command line shows for it. Values left open (None, "auto") are settled once, by `engine.build`, from
+the model and the device; measured facts (page count) are results and stay out.
+once, by `engine.build`, from the model and the device; measured facts (page count) are results and
+stay out.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ def option(
     high: float | None = None,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field with its help text, other flag names, allowed values or bounds. Lists are given as tuples."""
+    """A dataclass field with its help text, other flag names, allowed values or bounds. Lists are
+    given as tuples.
+    """
     metadata = {
         "help": help,
         "aliases": aliases,
@@ -91,7 +96,7 @@ class CacheConfig:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "share of the GPU's memory for weights and KV; on a CPU, share of the free RAM for KV is a quarter of it",
+        "share of memory: on a GPU for weights and KV, on a CPU of the free RAM for KV",
         aliases=("--mem-fraction-static",),
         low=0.01,
         high=1.0,
@@ -109,7 +114,7 @@ class SchedulerConfig:
     )
     disable_overlap_schedule: bool | None = option(
         None,
-        "commit each step before the next is scheduled (default on a CPU, where nothing would overlap)",
+        "commit each step before the next is scheduled (default on a CPU)",
     )
     max_queued_requests: int = option(
         4096, "waiting requests before new ones get 429", low=1, high=1 << 20

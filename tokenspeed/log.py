@@ -1,7 +1,8 @@
-"""The logger, and spans: start-up phases as one `startup_timing {json}` line at start and end of each.
+"""The logger, and spans: start-up phases as one `startup_timing {json}` line at start and end of
+each.
 
-Spans are on with TOKENSPEED_STARTUP_TIMING=1; off, they read no clock. Children overlap parents, so durations
-must not be added up. An exception passes through a span unchanged.
+Spans are on with TOKENSPEED_STARTUP_TIMING=1; off, they read no clock. Children overlap parents, so
+durations must not be added up. An exception passes through a span unchanged.
 """
 
 from __future__ import annotations

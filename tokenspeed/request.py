@@ -1,7 +1,8 @@
 """What is asked of the engine and what comes back: the nouns that every layer shares.
 
-`GenerateRequest` and `RequestDelta` travel between processes (typed msgpack), `Request` is the engine's
-own record of one sequence, `RequestOutput` is what `LLM` hands to a caller. Nothing here imports torch.
+`GenerateRequest` and `RequestDelta` travel between processes (typed msgpack), `Request` is the
+engine's own record of one sequence, `RequestOutput` is what `LLM` hands to a caller. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MAX_TOKENS = 1 << 30
 
 
 class InvalidRequest(ValueError):
-    """A request that cannot be served as asked. `param` names the field, `code` is OpenAI's error code."""
+    """A request that cannot be served as asked. `param` names the field, `code` is OpenAI's error
+    code.
+    """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -42,10 +45,11 @@ class FinishReason(enum.StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one request is sampled. Every number is checked on both sides (NaN fails every check).
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None is whatever fits the context; 0 scores
-    the prompt only. `logprobs` None is off, 0 the chosen token alone, k also the k likeliest. Log-probabilities
-    are those of the model's distribution, before temperature, penalties, bias and masks.
-    Presence and frequency penalties count generated tokens, repetition also counts the prompt.
+    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None is whatever fits the
+    context; 0 scores the prompt only. `logprobs` None is off, 0 the chosen token alone, k also the
+    k likeliest. Log-probabilities are those of the model's distribution, before temperature,
+    penalties, bias and masks. Presence and frequency penalties count generated tokens, repetition
+    also counts the prompt.
     """
 
     n: int = 1
@@ -130,10 +134,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate, as it travels to the engine. A request with n samples is n of these.
+    """One sequence to generate, as it travels to the engine. A request with n samples is n of
+    these.
 
-    `seed` is resolved (the caller draws one where the user gave none), so a retry gives the same tokens.
-    `cache_salt` and `adapter` separate prefix-cache entries that must not be shared.
+    `seed` is resolved (the caller draws one where the user gave none), so a retry gives the same
+    tokens. `cache_salt` and `adapter` separate prefix-cache entries that must not be shared.
     """
 
     id: str
@@ -146,7 +151,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probability of one token at one position, and the likeliest tokens there, best first."""
+    """Natural-log probability of one token at one position, and the likeliest tokens there, best
+    first.
+    """
 
     token_id: int
     logprob: float
@@ -156,8 +163,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class RequestDelta(msgspec.Struct, kw_only=True):
     """What one engine step added to one request. The last delta of a request has a finish reason.
 
-    `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an end-of-sequence id.
-    `prompt_logprobs` arrives once, with the first delta: one entry a prompt token, the first None.
+    `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an
+    end-of-sequence id. `prompt_logprobs` arrives once, with the first delta: one entry a prompt
+    token, the first None.
     """
 
     request_id: str
@@ -194,10 +202,11 @@ class Request:
     """The engine's record of one sequence: what is known, what is planned, what is committed.
 
         tokens     |<----------- prompt ----------->|<---- output ---->|
-        committed  |<------------ num_computed ----------->|             KV written by steps that have ended
-        planned    |<------------ num_planned ------------------->|      KV written once every launched step ends
+        committed  |<------------ num_computed ----------->|     KV of ended steps
+        planned    |<------------ num_planned ------------------->| KV of launched steps
 
-    `generation` counts admissions: a result whose row carries another generation is stale and is dropped.
+    `generation` counts admissions: a result whose row carries another generation is stale and is
+    dropped.
     """
 
     spec: GenerateRequest
@@ -251,7 +260,9 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
-    """One finished sample. `token_ids` include the end-of-sequence id that ended it; `text` does not."""
+    """One finished sample. `token_ids` include the end-of-sequence id that ended it; `text` does
+    not.
+    """
 
     index: int
     text: str

@@ -1,4 +1,5 @@
-"""What travels between an HTTP process and the engine process: typed msgpack over ZeroMQ, never pickle.
+"""What travels between an HTTP process and the engine process: typed msgpack over ZeroMQ, never
+pickle.
 
 Each message is a tagged struct; the two unions below are all that either side decodes.
 """
@@ -48,7 +49,9 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and totals since start, sent with each step's deltas and once when the engine falls idle."""
+    """Gauges and totals since start, sent with each step's deltas and once when the engine falls
+    idle.
+    """
 
     num_running: int = 0
     num_waiting: int = 0

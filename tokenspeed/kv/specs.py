@@ -1,4 +1,6 @@
-"""What each layer keeps between steps. Layers with equal specs form one cache group with one page table."""
+"""What each layer keeps between steps. Layers with equal specs form one cache group with one page
+table.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Where text meets tokens: model resolution, tokenizer, chat template, detokenizer, stop matcher. No torch."""
+"""Where text meets tokens: model resolution, tokenizer, chat template, detokenizer, stop matcher.
+No torch.
+"""
