@@ -1,10 +1,8 @@
-"""Settings: small frozen dataclasses, one a concern. The command line's flags are derived from
-these fields.
+"""Settings: small frozen dataclasses, one a concern; the command line's flags are derived from them.
 
-command line shows for it. Values left open (None, "auto") are settled once, by `engine.build`, from
-the model and the device; measured facts (page count) are results and stay out.
-once, by `engine.build`, from the model and the device; measured facts (page count) are results and
-stay out.
+`option()` declares a field together with what the command line shows for it. Values left open
+(None, "auto") are settled once, by `engine.build`, from the model and the device; measured facts
+(page count) are results and stay out.
 """
 
 from __future__ import annotations

@@ -150,6 +150,22 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
 
 
+def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:
+    """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context exactly."""
+    room = max_model_len - num_prompt
+    if params.max_tokens is None and room >= 1:
+        return room
+    wanted = 1 if params.max_tokens is None else params.max_tokens
+    if wanted > room:
+        raise InvalidRequest(
+            f"This model's maximum context length is {max_model_len} tokens, but the request has "
+            f"{num_prompt} in the prompt and asks for {wanted} in the completion.",
+            "prompt",
+            "context_length_exceeded",
+        )
+    return wanted
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probability of one token at one position, and the likeliest tokens there, best
     first.
