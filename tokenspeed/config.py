@@ -1,43 +1,20 @@
-"""Settings: small frozen dataclasses, one a concern; the command line's flags are derived from them.
+"""The settings: small frozen dataclasses, one a concern.
 
-`option()` declares a field together with what the command line shows for it. Values left open
-(None, "auto") are settled once, by `engine.build`, from the model and the device; measured facts
-(page count) are results and stay out.
+Values left open (None, "auto") are settled once, by `engine.build`, from the model and the device;
+measured facts (page count) are results and stay out.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    aliases: tuple[str, ...] = (),
-    choices: tuple[Any, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    secret: bool = False,
-) -> Any:
-    """A dataclass field with its help text, other flag names, allowed values or bounds. Lists are
-    given as tuples.
-    """
-    metadata = {
-        "help": help,
-        "aliases": aliases,
-        "choices": choices,
-        "low": low,
-        "high": high,
-        "secret": secret,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+from tokenspeed.options import ConfigError, Option, Settings, option, options_of, suggest
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Which model, from where, in which precision."""
 
     model: str = option(
@@ -66,6 +43,7 @@ class ModelConfig:
         aliases=("--context-length",),
         low=1,
         high=1 << 24,
+        suffixes=True,
     )
     skip_tokenizer_init: bool = option(False, "serve token-id prompts only; no tokenizer is loaded")
     chat_template: str | None = option(
@@ -85,12 +63,16 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(Settings):
     """The paged KV cache."""
 
     block_size: int = option(16, "tokens a page", low=1, high=1024)
     max_total_tokens: int | None = option(
-        None, "KV pool size in tokens (default: from the memory share)", low=1, high=1 << 40
+        None,
+        "KV pool size in tokens (default: from the memory share)",
+        low=1,
+        high=1 << 40,
+        suffixes=True,
     )
     gpu_memory_utilization: float = option(
         0.9,
@@ -103,12 +85,17 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Settings):
     """What one step may hold."""
 
     max_num_seqs: int = option(64, "requests running at once", low=1, high=4096)
     chunked_prefill_size: int = option(
-        2048, "token budget of a step", aliases=("--max-num-batched-tokens",), low=1, high=1 << 20
+        2048,
+        "token budget of a step",
+        aliases=("--max-num-batched-tokens",),
+        low=1,
+        high=1 << 20,
+        suffixes=True,
     )
     disable_overlap_schedule: bool | None = option(
         None,
@@ -120,7 +107,7 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileConfig:
+class CompileConfig(Settings):
     """How far the model is compiled."""
 
     level: int = option(
@@ -130,7 +117,7 @@ class CompileConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(Settings):
     """The HTTP face."""
 
     host: str = option("127.0.0.1", "address to listen on")
@@ -148,7 +135,9 @@ class ServerConfig:
     engine_startup_timeout: float = option(
         1800.0, "seconds until a start-up counts as failed", low=1.0, high=86400.0
     )
-    max_request_bytes: int = option(32 << 20, "largest request body", low=1024, high=1 << 32)
+    max_request_bytes: int = option(
+        32 << 20, "largest request body in bytes", low=1024, high=1 << 32, suffixes=True
+    )
     write_timeout: float = option(
         60.0, "seconds a stream may make no progress before it is cut", low=1.0, high=86400.0
     )
@@ -161,6 +150,21 @@ class ServerConfig:
     )
 
 
+GROUPS: dict[str, type[Settings]] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "compile": CompileConfig,
+    "server": ServerConfig,
+}
+"""The fields of `Config`."""
+
+OPTIONS: dict[str, Option] = {
+    each.name: each for settings in GROUPS.values() for each in options_of(settings)
+}
+"""Every option by its name, which no two groups share."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything a server or an `LLM` is started with."""
@@ -170,3 +174,18 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     compile: CompileConfig = CompileConfig()
     server: ServerConfig = ServerConfig()
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    """A Config from option names and values; what is not named keeps its default.
+
+    Raises ConfigError for a name that is no option (with the nearest one) and for a bad value.
+    """
+    for name in values:
+        if name not in OPTIONS:
+            raise ConfigError(f"{name} is not an option{suggest(name, OPTIONS)}")
+    groups: dict[str, Any] = {}
+    for group, settings in GROUPS.items():
+        names = {each.name for each in options_of(settings)}
+        groups[group] = settings(**{name: values[name] for name in names & values.keys()})
+    return Config(**groups)
