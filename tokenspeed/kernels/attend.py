@@ -1,0 +1,67 @@
+"""`attend`: causal attention of a step's tokens over their sequences' cached keys and values.
+
+A sequence call. The graph sees only its tensors and the layer index; pages, lengths and tables come
+from the forward context, and writing k and v into the cache is its only side effect. Scale and head
+counts stand in the layer's cache spec. Shapes: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D].
+
+The op is made with `Library.define` and `impl`: `torch.library.custom_op` costs about 100 us more a
+call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenspeed.batch import current_state
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One whole sequence in plain torch: token i sees tokens 0..i, `Hq / Hkv` query heads share a
+    key head.
+    """
+    num_tokens, num_heads, _ = q.shape
+    group = num_heads // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    hidden = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=q.device).triu(1)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+    """What models call: `layer` picks the cache, `sinks` [Hq] adds a logit to each head's
+    softmax.
+    """
+    out: Tensor = torch.ops.tokenspeed.attend(q, k, v, layer, sinks)
+    return out
+
+
+def run_attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+    """The op's body: hand the tokens to the backend of the step that is running."""
+    return current_state().attend(q, k, v, layer, sinks)
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+    assert q.dim() == k.dim() == v.dim() == 3, "attend takes q, k, v as [tokens, heads, head_dim]"
+    num_heads, head_dim = q.shape[1:]
+    num_kv_heads = k.shape[1]
+    assert k.shape[1:] == v.shape[1:], f"attend: k is {tuple(k.shape)} but v is {tuple(v.shape)}"
+    assert k.shape[2] == head_dim, f"attend: heads of {head_dim} in q, of {k.shape[2]} in k"
+    assert num_heads % num_kv_heads == 0, (
+        f"attend: {num_heads} query heads cannot share {num_kv_heads} key heads evenly"
+    )
+    assert q.dtype == k.dtype == v.dtype, f"attend: q is {q.dtype}, k {k.dtype}, v {v.dtype}"
+    assert sinks is None or sinks.shape == (num_heads,), (
+        f"attend: sinks must be [{num_heads}], got {list(sinks.shape)}"
+    )
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+_library: Any = torch.library.Library("tokenspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("attend(Tensor q, Tensor k, Tensor v, int layer, Tensor? sinks=None) -> Tensor")
+for _key in ("CPU", "CUDA"):
+    _library.impl("attend", run_attend, _key)
+torch.library.register_fake("tokenspeed::attend", _fake, lib=_library)

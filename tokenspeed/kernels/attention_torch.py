@@ -1,0 +1,199 @@
+"""Paged attention in plain torch: the backend for CPUs, and the oracle of the others.
+
+Each row of a step is attended by itself, so that its result cannot depend on its neighbours. Keys
+are read in place where a row's pages lie one after the other, and are gathered otherwise. What is
+equal for all layers (slots, gather lists, the mask) is made once a step, by `plan`. Sizes:
+
+    T tokens of the step, m queries of a row, S its keys, H query heads, K key heads, D head size
+
+Queries are viewed as K batches of H / K heads, and the keys of a batch expanded over its heads with
+stride 0: grouped queries copy no key. A lone token makes its H / K heads the query rows of one
+head, which reads the keys once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_TILE = 256
+"""Queries of a chunk with a past that are attended at once: bounds the mask to [256, S]."""
+
+
+class AttentionSpec(Protocol):
+    """What attention needs of a layer's cache spec. `scale` multiplies q.k before the softmax."""
+
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+
+
+class LayerGroup(Protocol):
+    """Layers that share a spec and a page table."""
+
+    @property
+    def spec(self) -> AttentionSpec: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+
+class Pages(Protocol):
+    """The cache by layer: [num_pages, block_size, K, D]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    block_size: int
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """One step as attention sees it. Row i has the query tokens `query_starts[i]` up to
+    `query_starts[i + 1]`, the last of its `context_lens[i]` tokens; `page_tables[group][i]` names
+    its pages (int64, on the host), at least as many as the context needs.
+    """
+
+    query_starts: list[int]
+    context_lens: list[int]
+    page_tables: Sequence[Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Queries `begin` to `end` of the step over `length` keys, which start at slot `first` or,
+    where their pages lie apart, are gathered by `pages`.
+    """
+
+    begin: int
+    end: int
+    length: int
+    first: int
+    pages: Tensor | None
+
+
+class TorchAttention:
+    """Call `plan` before a step's forward; `attend` then runs each of its layers."""
+
+    def __init__(self, groups: Sequence[LayerGroup], pool: Pages) -> None:
+        self._block_size = pool.block_size
+        self._keys, self._values = pool.keys, pool.values
+        self._device, self._dtype = pool.keys[0].device, pool.keys[0].dtype
+        self._specs = [group.spec for group in groups]
+        self._group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
+        self._slots: list[Tensor] = []
+        self._rows: list[list[_Row]] = []
+        self._mask = torch.empty(_TILE, 0, dtype=self._dtype, device=self._device)
+
+    def plan(self, step: AttentionStep) -> None:
+        """Prepare for `step`: the slots it writes, the rows it attends, a mask for its chunks."""
+        assert len(step.query_starts) == len(step.context_lens) + 1, "a start for each row and end"
+        assert len(step.page_tables) == len(self._specs), "one list of page tables a cache group"
+        spans = list(zip(step.query_starts, step.query_starts[1:], strict=False))
+        self._slots, self._rows = [], []
+        for tables in step.page_tables:
+            slots: list[int] = []
+            rows: list[_Row] = []
+            for (begin, end), length, table in zip(spans, step.context_lens, tables, strict=True):
+                pages = table[: -(-length // self._block_size)].tolist()
+                assert 0 < end - begin <= length <= len(pages) * self._block_size, (
+                    f"{end - begin} query tokens of {length} tokens in {len(pages)} pages"
+                )
+                slots += self._slots_of(pages, length - (end - begin), length)
+                rows.append(self._row(begin, end, length, pages))
+            self._slots.append(torch.tensor(slots, device=self._device))
+            self._rows.append(rows)
+        chunks = [row.length for row in self._rows[0] if 1 < row.end - row.begin < row.length]
+        self._grow_mask(max(chunks, default=0))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
+        """Write k and v [T, K, D] into the layer's pages, attend with q [T, H, D] -> [T, H, D]."""
+        assert sinks is None, "the torch attention backend does not support sinks"
+        group = self._group_of[layer]
+        scale, slots = self._specs[group].scale, self._slots[group]
+        keys, values = self._keys[layer], self._values[layer]
+        keys.flatten(0, 1).index_copy_(0, slots, k)
+        values.flatten(0, 1).index_copy_(0, slots, v)
+        queries = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])
+        parts: list[Tensor] = []
+        for row in self._rows[group]:
+            own = queries[row.begin : row.end]
+            if row.end - row.begin == row.length:
+                parts.append(_attend_whole(own, k, v, row, scale))
+            elif row.end - row.begin == 1:
+                parts.append(_attend_token(own, keys, values, row, scale))
+            else:
+                parts += self._attend_chunk(own, keys, values, row, scale)
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
+
+    def _attend_chunk(
+        self, queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float
+    ) -> list[Tensor]:
+        """A chunk with a past, in tiles: each sees the keys up to its own last token."""
+        num_heads, num_queries, tiles = queries.shape[2], queries.shape[0], []
+        cached_keys, cached_values = _cached(keys, row, num_heads), _cached(values, row, num_heads)
+        for begin in range(0, num_queries, _TILE):
+            tile = queries[begin : begin + _TILE]
+            seen = row.length - num_queries + begin + tile.shape[0]
+            out = F.scaled_dot_product_attention(
+                tile.permute(1, 2, 0, 3),
+                cached_keys[:, :, :seen],
+                cached_values[:, :, :seen],
+                attn_mask=self._mask[-tile.shape[0] :, -seen:],
+                scale=scale,
+            )
+            tiles.append(out.permute(2, 0, 1, 3))
+        return tiles
+
+    def _slots_of(self, pages: list[int], begin: int, end: int) -> list[int]:
+        """Flat slots of a row's tokens `begin` to `end`."""
+        size = self._block_size
+        return [pages[i // size] * size + i % size for i in range(begin, end)]
+
+    def _row(self, begin: int, end: int, length: int, pages: list[int]) -> _Row:
+        if pages == list(range(pages[0], pages[0] + len(pages))):
+            return _Row(begin, end, length, pages[0] * self._block_size, None)
+        return _Row(begin, end, length, 0, torch.tensor(pages, device=self._device))
+
+    def _grow_mask(self, length: int) -> None:
+        """Make the mask [_TILE, >= length], 0 or -inf, whose bottom right corner [m, S] is that of
+        m queries at the end of S keys: one mask serves every tile of every row.
+        """
+        if length <= self._mask.shape[1]:
+            return
+        length = -(-length // 1024) * 1024
+        hidden = torch.full((_TILE, length), float("-inf"), dtype=self._dtype, device=self._device)
+        self._mask = hidden.triu(length - _TILE + 1)
+
+
+def _attend_whole(queries: Tensor, k: Tensor, v: Tensor, row: _Row, scale: float) -> Tensor:
+    """A row without a past: its keys are the step's own. [m, K, H / K, D] -> the same."""
+    shape = (-1, queries.shape[2], -1, -1)
+    keys, values = (x[row.begin : row.end].transpose(0, 1)[:, None].expand(shape) for x in (k, v))
+    return F.scaled_dot_product_attention(
+        queries.permute(1, 2, 0, 3), keys, values, is_causal=True, scale=scale
+    ).permute(2, 0, 1, 3)
+
+
+def _attend_token(queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float) -> Tensor:
+    """One token over its whole context. [1, K, H / K, D] -> the same."""
+    return F.scaled_dot_product_attention(
+        queries.transpose(0, 1), _cached(keys, row, 1), _cached(values, row, 1), scale=scale
+    ).transpose(0, 1)
+
+
+def _cached(pages: Tensor, row: _Row, num_heads: int) -> Tensor:
+    """A row's cached keys or values as [K, num_heads, S, D], in place if its pages allow it.
+    (`as_strided`: one call instead of four, for each row of each layer.)
+    """
+    if row.pages is not None:
+        pages = pages.index_select(0, row.pages)
+    _, _, num_kv_heads, head_dim = pages.shape
+    step = num_kv_heads * head_dim
+    return pages.as_strided(
+        (num_kv_heads, num_heads, row.length, head_dim), (head_dim, 0, step, 1), row.first * step
+    )

@@ -1,0 +1,57 @@
+"""The storage of the paged cache: one tensor of keys and one of values a layer.
+
+A page is a row of every layer's tensors at once: page id p of a group names `keys[layer][p]` for
+all the layers of that group. Which page belongs to whom is the allocator's business.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+
+from tokenspeed.kv.specs import CacheGroup
+
+
+def bytes_per_page(groups: list[CacheGroup], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one more page costs, summed over all layers."""
+    elements = sum(len(group.layers) * group.spec.elements_per_token() for group in groups)
+    return elements * block_size * dtype.itemsize
+
+
+class PagePool:
+    """`keys[layer]` and `values[layer]`: [num_pages, block_size, num_kv_heads, head_dim], zero at
+    first.
+    """
+
+    def __init__(
+        self,
+        groups: list[CacheGroup],
+        num_pages: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        assert num_pages > 0 and block_size > 0, f"a pool of {num_pages} pages of {block_size}"
+        spec_of = {layer: group.spec for group in groups for layer in group.layers}
+        assert sorted(spec_of) == list(range(len(spec_of))), "cache groups must cover every layer"
+        self.num_pages = num_pages
+        self.block_size = block_size
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        for layer in range(len(spec_of)):
+            spec = spec_of[layer]
+            shape = (num_pages, block_size, spec.num_kv_heads, spec.head_dim)
+            self.keys.append(_zeros(shape, dtype, device))
+            self.values.append(_zeros(shape, dtype, device))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU an anonymous mapping: zero without being written, and a page of it takes memory only
+    once it is used, so that a pool sized for the whole machine starts at once.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    mapping = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)
