@@ -1,6 +1,6 @@
-"""TokenSpeed beside transformers (eager) on a CPU: the same model, prompts, threads and precision.
+"""TokenSpeed beside transformers (eager) on a CPU: same model, prompts, threads, precision.
 
-    python benchmarks/cpu_peers.py [--rounds 5] [--threads 2] [--out benchmarks/results/cpu_peers.json]
+    python benchmarks/cpu_peers.py [--rounds 5] [--threads 2] [--out RESULT.json]
 
 Each engine sits in a process of its own and is idle unless asked; rounds are interleaved, so that a
 slow spell of the machine hits both. Greedy, end of sequence ignored, no prefix reuse:
@@ -9,8 +9,8 @@ slow spell of the machine hits both. Greedy, end of sequence ignored, no prefix 
     decode8   batch 8, 32 prompt tokens each: tokens/s of all rows together
     prefill   batch 1, 512 prompt tokens: prompt tokens/s up to the first token
 
-A decode time is (call with 33 output tokens) minus (call with 1), so both engines are timed alike.
-Printed: medians with the range, and the ratio of the medians. The ids must agree, or nothing counts.
+A decode time is (call for 33 output tokens) minus (call for 1), so both are timed alike.
+Printed: medians with the range, and their ratio. The ids must agree, or nothing counts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 import transformers
+from tokenspeed.text.source import resolve_model
 
 from tokenspeed import LLM, SamplingParams, __version__
-from tokenspeed.text.source import resolve_model
 
 STEPS = 32
 WORKLOADS = {"decode1": (1, 32), "decode8": (8, 32), "prefill": (1, 512)}
