@@ -74,7 +74,7 @@ class Option:
         if self.is_list:
             if not isinstance(value, tuple) or len(value) > MAX_LIST:
                 shown = self._shown(value)
-                raise ConfigError(f"must be a list of at most {MAX_LIST} entries, got {shown}")
+                raise ConfigError(f"must be a tuple of at most {MAX_LIST} entries, got {shown}")
             for entry in value:
                 self._check_entry(entry)
         elif not (value is None and self.is_optional):
@@ -83,7 +83,7 @@ class Option:
     def _check_entry(self, value: Any) -> None:
         shown = self._shown(value)
         kinds = (int, float) if self.kind is float else (self.kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+        if type(value) not in kinds:
             raise ConfigError(f"must be {_KIND_NAMES[self.kind]}, got {shown}")
         if self.choices and value not in self.choices:
             allowed = ", ".join(str(choice) for choice in self.choices)

@@ -1,0 +1,213 @@
+"""One table of the flags that users of vLLM, SGLang and earlier TokenSpeed type, with its answers.
+
+Options of our own are not listed: they work. `--help=compat` prints the whole, and no row is ever
+ignored in silence: what is granted otherwise is said at start, what is refused ends the start.
+"""
+
+from __future__ import annotations
+
+from tokenspeed.cli.answers import Table, always, either, granted, never, only, refused, same
+from tokenspeed.cli.scan import Takes
+
+_ONE, _MANY = Takes.ONE, Takes.MANY
+_ONE_DEVICE = "one device is used now; 1 is accepted"
+_NO_SPECULATION = "no speculative decoding yet; leave it out"
+_NO_GRAPHS = "level -O0 records no CUDA graphs"
+_NO_PARSERS = "output is not parsed yet; leave it out, the text arrives whole in `content`"
+_NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
+_NO_LORA = "no adapters yet; merge the adapter into the weights"
+_NO_TLS = "no TLS here; put a reverse proxy in front"
+_ROOM = "the KV pool is all that is kept on the device: --max-total-tokens or a memory share"
+
+TABLE: Table = {
+    "Model": (
+        same("--tokenizer-path", "--tokenizer", takes=_ONE),
+        same("--tokenizer-revision", "--revision", takes=_ONE),
+        same("--random-seed", "--seed", takes=_ONE),
+        same("--max-seq-len --max-seqlen", "--max-model-len", takes=_ONE),
+        either("--trust-remote-code", "no repository code is needed and none is run"),
+        only("--tokenizer-mode", "auto fast hf", "the model's own fast tokenizer is used; auto"),
+        only("--config-format", "auto hf", "config.json and GGUF metadata are recognised; auto"),
+        only("--model-impl", "auto", "each family has one implementation; auto"),
+        only("--runner --task", "auto generate", "models generate text; auto or generate"),
+        only("--quantization -q", "auto none null", "no quantised compute yet; leave it out"),
+        refused("--quantization-param-path", "no quantised compute yet; leave it out"),
+        refused("--hf-overrides --json-model-override-args", "edit a copy of config.json instead"),
+        refused("--hf-token", "set HF_TOKEN in the environment: command lines are public"),
+        refused("--code-revision --hf-config-path", "no repository code is run; use --revision"),
+        refused(
+            "--override-generation-config --preferred-sampling-params",
+            "edit the folder's generation_config.json, or set it in each request",
+        ),
+        granted("--model-loader-extra-config", "safetensors and GGUF are mapped; nothing to tune"),
+        granted("--weight-loader-prefetch-num-threads", "weights are mapped, not prefetched"),
+        either("--disable-weight-loader-prefetch-checkpoints", "weights are mapped"),
+        either("--use-tqdm-on-load", "progress is shown on a terminal, logged otherwise"),
+        never("--delete-ckpt-after-loading", "no file of yours is deleted"),
+        always("--language-model-only", "models are text only"),
+        refused(
+            "--limit-mm-per-prompt --mm-processor-kwargs", "models are text only; leave it out"
+        ),
+        never("--enable-multimodal --is-embedding", "models generate text from text; leave it out"),
+        never("--enable-lora --enable-lora-bias", _NO_LORA),
+        refused("--lora-modules --lora-paths", _NO_LORA, takes=_MANY),
+        refused("--max-loras --max-lora-rank --max-cpu-loras --max-loras-per-batch", _NO_LORA),
+    ),
+    "Memory": (
+        same("--page-size --prefix-granularity", "--block-size", takes=_ONE),
+        same("--disable-radix-cache --disable-prefix-caching", "--no-enable-prefix-caching"),
+        same("--num-tokens-override", "--max-total-tokens", takes=_ONE),
+        only("--kv-cache-dtype", "auto", "the cache has the model's dtype; auto"),
+        only("--kv-cache-quant-method", "none", "the cache has the model's dtype; none"),
+        only("--prefix-caching-hash-algo", "sha256 builtin", "prefixes are compared, not hashed"),
+        refused("--num-gpu-blocks-override", "say it in tokens: --max-total-tokens"),
+        refused("--kv-cache-memory-bytes", "say it in tokens: --max-total-tokens"),
+        granted("--swap-space", "no swap: a preempted request is recomputed"),
+        only("--cpu-offload-gb", "0 0.0", "weights stay on the device; 0"),
+        always("--disable-kvstore", "there is no KV offload"),
+        refused("--kvstore-ratio --kvstore-size --kvstore-io-backend", _NO_OFFLOAD),
+        refused("--kvstore-mem-layout --kvstore-storage-backend", _NO_OFFLOAD),
+        refused("--kv-transfer-config --kv-events-config", _NO_OFFLOAD),
+        never("--enable-hierarchical-cache", _NO_OFFLOAD),
+        never("--enable-sleep-mode --enable-memory-saver", _ROOM),
+        refused("--mamba-ssm-dtype --mamba-cache-dtype", "no recurrent models yet; leave it out"),
+    ),
+    "Scheduling": (
+        same("--max-running-requests", "--max-num-seqs", takes=_ONE),
+        same("--max-prefill-tokens", "--chunked-prefill-size", takes=_ONE),
+        same("--no-async-scheduling", "--disable-overlap-schedule"),
+        same("--async-scheduling", "--no-disable-overlap-schedule"),
+        always("--enable-chunked-prefill", "long prompts are always prefilled in chunks"),
+        always("--enable-mixed-batch --enable-mixed-chunk", "prefill and decode share a step"),
+        only("--scheduling-policy --schedule-policy", "fcfs", "first come, first served; fcfs"),
+        only("--num-scheduler-steps", "1", "steps are scheduled one by one; 1"),
+        granted("--schedule-conservativeness", "admission is by free pages, preemption recomputes"),
+        granted("--max-num-partial-prefills", "the step's token budget is the limit"),
+        granted("--max-long-partial-prefills", "the step's token budget is the limit"),
+        granted("--long-prefill-token-threshold", "the step's token budget is the limit"),
+    ),
+    "Parallelism": (
+        only("--tensor-parallel-size --tp --tp-size -tp --attn-tp-size", "1", _ONE_DEVICE),
+        only("--dense-tp-size --moe-tp-size --attn-cp-size", "1", _ONE_DEVICE),
+        only("--pipeline-parallel-size --pp-size -pp", "1", _ONE_DEVICE),
+        only("--data-parallel-size --dp --dp-size -dp", "1", _ONE_DEVICE),
+        only("--expert-parallel-size --ep-size --ep", "1", _ONE_DEVICE),
+        only("--world-size --nprocs-per-node --nnodes", "1", _ONE_DEVICE),
+        only("--node-rank", "0", "one device is used now; 0 is accepted"),
+        only("--all2all-backend", "none", "no expert parallelism yet; none"),
+        only("--distributed-executor-backend", "mp uni", "one engine process; leave it out"),
+        only("--load-balance-method", "round_robin", "one engine; leave it out"),
+        refused("--dist-init-addr --deepep-mode", _ONE_DEVICE),
+        refused("--low-latency-max-num-tokens-per-gpu --comm-fusion-max-num-tokens", _ONE_DEVICE),
+        never("--enable-expert-parallel --enable-ep-moe --enable-dp-attention", _ONE_DEVICE),
+        never("--enable-eplb --enable-allreduce-fusion --enable-dbo", _ONE_DEVICE),
+        always("--disable-custom-all-reduce", "one device: nothing is reduced across"),
+        either(
+            "--force-deterministic-rsag --disable-sampling-tp-sync", "one device: no collectives"
+        ),
+        only("--disaggregation-mode", "null none", "prefill and decode run in one engine; null"),
+        refused("--disaggregation-transfer-backend", "prefill and decode run in one engine"),
+        refused("--mm-encoder-tp-mode", "models are text only; leave it out"),
+    ),
+    "Kernels, graphs and compilation": (
+        same("--enforce-eager", "-O0"),
+        only("--optimization-level", "0", "level 0 is the only one now; -O0"),
+        always("--disable-cuda-graph --disable-prefill-graph", _NO_GRAPHS),
+        either("--disable-cuda-graph-padding --enable-cudagraph-gc", _NO_GRAPHS),
+        granted("--max-cudagraph-capture-size --cuda-graph-max-bs", _NO_GRAPHS),
+        granted("--prefill-graph-max-tokens", _NO_GRAPHS),
+        granted("--cudagraph-capture-sizes --cuda-graph-bs", _NO_GRAPHS, takes=_MANY),
+        granted("--prefill-graph-capture-sizes", _NO_GRAPHS, takes=_MANY),
+        granted("--compilation-config -cc", "level -O0 compiles nothing; the plan is run eagerly"),
+        never("--enable-torch-compile", "level -O0 compiles nothing; leave it out"),
+        always("--disable-autotune", "level -O0 tunes nothing"),
+        either("--disable-pdl --enable-nvtx", "level -O0 launches no kernels of its own"),
+        always("--disable-tf32", "float32 is computed in float32"),
+        granted("--sampling-backend", "one sampler, with all parameters, on the device"),
+        granted("--moe-backend --draft-moe-backend", "no expert layers yet: nothing to choose"),
+        granted("--prefill-attention-backend --decode-attention-backend", "as --attention-backend"),
+        only("--numerics", "auto", "see docs/determinism.md for what holds; auto"),
+        never("--enable-deterministic-inference", "see docs/determinism.md for what holds"),
+    ),
+    "Speculation": (
+        refused(
+            "--speculative-config -sc --speculative-algorithm --speculative-algo", _NO_SPECULATION
+        ),
+        refused("--speculative-draft-model-path --speculative-num-steps", _NO_SPECULATION),
+        refused("--speculative-num-draft-tokens --speculative-eagle-topk", _NO_SPECULATION),
+        refused("--drafter-attention-backend --eagle3-layers-to-capture", _NO_SPECULATION),
+    ),
+    "Output": (
+        only("--reasoning-parser", "none passthrough", _NO_PARSERS),
+        only("--tool-call-parser", "none passthrough", _NO_PARSERS),
+        refused("--reasoning-parser-plugin --tool-parser-plugin", "no code of yours is run"),
+        never("--enable-auto-tool-choice", "tools are not offered yet; leave it out"),
+        refused("--tool-server", "tools are not offered yet; leave it out"),
+        only(
+            "--grammar-backend --structured-outputs-config --guided-decoding-backend",
+            "none",
+            "no structured output yet; none",
+        ),
+        refused("--grammar-compile-timeout-secs", "no structured output yet; leave it out"),
+        refused("--grammar-compile-max-retries", "no structured output yet; leave it out"),
+        either("--disable-any-whitespace --disable-capturable-grammar", "no structured output yet"),
+        always("--enable-output-logprobs", "log-probabilities are given when a request asks"),
+        always("--enable-cache-report", "usage always names cached_tokens"),
+        always("--enable-prompt-tokens-details", "usage always names cached_tokens"),
+        only("--stream-interval", "1", "every token is sent as soon as it is there; 1"),
+        either("--stream-output", "streamed pieces are always deltas"),
+        only("--max-logprobs", "20", "at most 20 likeliest tokens; 20"),
+        only("--logprobs-mode", "raw_logprobs", "of the model's own distribution; raw_logprobs"),
+        refused("--logits-processors", "no code of yours is run", takes=_MANY),
+        never("--enable-custom-logit-processor", "no code of yours is run"),
+        only(
+            "--chat-template-content-format", "auto", "the template shows which form it reads; auto"
+        ),
+        never("--trust-request-chat-template", "the template is chosen at start: --chat-template"),
+    ),
+    "Server": (
+        refused("--root-path --ssl-ca-certs", _NO_TLS),
+        refused("--ssl-keyfile --ssl-certfile", _NO_TLS),
+        refused("--allowed-origins --allowed-methods --allowed-headers", "no CORS headers here"),
+        never("--allow-credentials", "no CORS headers here"),
+        refused("--middleware", "no code of yours is run", takes=_MANY),
+        refused("--uds --fd", "listens on --host and --port"),
+        refused("--control-port --grpc-port", "one port serves everything: --port"),
+        only("--api-server-count -asc --tokenizer-worker-num", "1", "one HTTP process; 1"),
+        never("--headless", "the engine and its HTTP face start together; leave it out"),
+        refused("--served-model-alias", "give more names to --served-model-name"),
+        granted("--gateway-startup-timeout", "the HTTP face answers at once; /ready says when"),
+        either("--skip-server-warmup --disable-fastapi-docs", "nothing of the kind to skip"),
+        granted("--warmups", "level -O0 has nothing to warm"),
+        refused("--weight-version --weight-cache-mode", "weights are loaded once a start"),
+        same("--disable-log-requests", "--no-enable-log-requests"),
+        same("--log-requests --enable-log-request-stats", "--enable-log-requests"),
+        only("--log-requests-level", "0", "one line a request, without its text; 0"),
+        granted("--max-log-len", "requests are logged without their text"),
+        granted("--uvicorn-log-level --log-level-http", "one log: --log-level"),
+        always(
+            "--disable-uvicorn-access-log", "requests are logged with --enable-log-requests only"
+        ),
+        either("--disable-log-stats", "a line every 10 s only while requests run; see /metrics"),
+        always("--enable-metrics", "/metrics is always there"),
+        only("--metrics-reporters", "prometheus", "/metrics speaks Prometheus; prometheus"),
+        granted("--decode-log-interval", "the load is logged by time, not by steps"),
+        refused("--otlp-traces-endpoint", "no traces; see /metrics"),
+        always("--enable-nan-detection", "a poisoned row ends its own request only"),
+    ),
+}
+
+PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
+    **{
+        ("attention_backend", name): ("auto", "the same attention is computed by plain torch now")
+        for name in (
+            *("mha", "mla", "fa3", "fa4", "triton", "flashinfer", "trtllm", "trtllm_mla"),
+            *("trtllm_mha", "flashmla", "tokenspeed_mla", "hybrid_linear_attn"),
+            *("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "TORCH_SDPA"),
+        )
+    },
+    ("generation_config", "vllm"): ("none", "the model's generation_config.json is not read"),
+    ("log_level", "warn"): ("warning", "the same level"),
+    ("log_level", "critical"): ("error", "the severest level here"),
+}
+"""(option, another engine's value) -> (our value, what that means)."""

@@ -1,0 +1,151 @@
+"""The help pages, written from the options and the table of known flags."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenspeed.cli.answers import Granted, Known, Refused, Same
+from tokenspeed.cli.compat import TABLE
+from tokenspeed.cli.flags import KNOWN
+from tokenspeed.cli.settings import ENVIRONMENT
+from tokenspeed.config import GROUPS
+from tokenspeed.options import ConfigError, Option, options_of, suggest
+
+_INDENT = 30
+_COMMON = {
+    "--config FILE": "YAML file of option names and values; the command line wins over it",
+    "--print-config": "print every setting and where it comes from, and stop",
+    "--help": "this page; --help=OPTION explains one, --help=compat lists other engines' flags",
+}
+
+
+def wanted(argv: Sequence[str]) -> str | None:
+    """What help is asked for: "" for the page, else what stands after `--help=`; None for none."""
+    for word in argv:
+        if word == "--":
+            return None
+        if word in ("-h", "--help"):
+            return ""
+        if word.startswith("--help="):
+            return word.removeprefix("--help=")
+    return None
+
+
+def page(
+    head: str, options: Sequence[Option], own: Mapping[str, str], topic: str, *, common: bool = True
+) -> str:
+    """The help of a command. `head` opens it, `own` are its own flags with their texts."""
+    if topic == "compat":
+        return compat()
+    if topic:
+        return explain(topic, options)
+    parts = [textwrap.dedent(head).strip("\n")]
+    chosen = {option.name for option in options}
+    for settings in GROUPS.values():
+        rows = {_names(each): _text(each) for each in options_of(settings) if each.name in chosen}
+        if rows:
+            parts.append(_section((settings.__doc__ or "").strip().splitlines()[0], rows))
+    parts.append(_section("This command", {**own, **(_COMMON if common else {})}))
+    return "\n\n".join(parts)
+
+
+def explain(topic: str, options: Iterable[Option]) -> str:
+    """All that is known about one flag, with or without its dashes."""
+    flag = topic.replace("_", "-")
+    flag = flag if flag.startswith("-") else f"--{flag}"
+    by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
+    if flag in by_flag:
+        return _explain_option(by_flag[flag])
+    if flag in KNOWN:
+        return "\n".join(_compat_row(KNOWN[flag][0]))
+    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*by_flag, *KNOWN])}")
+
+
+def compat() -> str:
+    """The table of flags that other engines' users type, under its three answers."""
+    parts = [
+        "Flags of vLLM, SGLang and earlier TokenSpeed that are not options of their own here, and"
+        "\nwhat becomes of each: same as (another spelling), granted (what is done instead), refused"
+        "\n(why, and what works). Every option of `tokenspeed serve --help` works as it stands there."
+    ]
+    for heading, rows in TABLE.items():
+        lines = [line for row in rows for line in _compat_row(row)]
+        parts.append("\n".join([heading, *(f"  {line}" for line in lines)]))
+    return "\n\n".join(parts)
+
+
+def _compat_row(row: Known) -> list[str]:
+    match row.answer:
+        case Same(words=words):
+            answer = f"same as {' '.join(words)}"
+        case Granted(why=why):
+            answer = f"granted: {why}"
+        case Refused(why=why):
+            granted = f"granted with {', '.join(row.values)}, else " if row.values else ""
+            answer = f"{granted}refused: {why}"
+    return [", ".join(row.names), *textwrap.wrap(answer, _width() - 6, initial_indent="    ")]
+
+
+def _explain_option(option: Option) -> str:
+    allowed = ""
+    if option.choices:
+        allowed = ", ".join(str(choice) for choice in option.choices)
+    elif option.low is not None:
+        allowed = f"{option.low} to {option.high}"
+    facts = {
+        "flag": _names(option),
+        "values": allowed,
+        "suffixes": "4k is 4000, 4K is 4096; m, M, g, G likewise" if option.suffixes else "",
+        "default": _default(option),
+        "environment": ENVIRONMENT + option.name.upper(),
+        "settings file": option.name,
+    }
+    lines = [f"  {fact:14} {text}" for fact, text in facts.items() if text]
+    return "\n".join([option.help, "", *lines])
+
+
+def _names(option: Option) -> str:
+    names = [option.flag, *option.aliases]
+    if option.kind is bool:
+        return ", ".join([*names, "--no-" + option.flag.removeprefix("--")])
+    return f"{', '.join(names)} {_metavar(option)}"
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "|".join(str(choice) for choice in option.choices)
+    name = {int: "N", float: "X"}.get(option.kind, "TEXT")
+    return f"{name} ..." if option.is_list else name
+
+
+def _default(option: Option) -> str:
+    if option.is_list:
+        return "none"
+    if isinstance(option.default, bool):
+        return "on" if option.default else "off"
+    return "settled at start" if option.default is None else str(option.default)
+
+
+def _text(option: Option) -> str:
+    is_told = option.default is None or option.is_list or "default" in option.help
+    return option.help if is_told else f"{option.help} [{_default(option)}]"
+
+
+def _section(title: str, rows: Mapping[str, str]) -> str:
+    lines = [title.rstrip(".")]
+    for names, text in rows.items():
+        wrapped = textwrap.wrap(text, max(_width() - _INDENT, 20))
+        if len(names) + 4 > _INDENT:
+            lines.append(f"  {names}")
+            lines += [" " * _INDENT + line for line in wrapped]
+        else:
+            first, *more = wrapped or [""]
+            lines.append(f"  {names:{_INDENT - 2}}{first}")
+            lines += [" " * _INDENT + line for line in more]
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, 60), 100)

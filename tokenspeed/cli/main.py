@@ -1,0 +1,60 @@
+"""`tokenspeed COMMAND ...`: find the command's module by name and call its `main`.
+
+Modules are named as strings and imported only when chosen, so `--help` stays quick and nothing
+heavy is loaded for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from tokenspeed.options import ConfigError, suggest
+
+COMMANDS = {
+    "serve": ("tokenspeed.cli.serve", "serve a model through an OpenAI-compatible API"),
+    "batch": ("tokenspeed.cli.batch", "run a file of OpenAI batch requests, without a server"),
+    "env": ("tokenspeed.cli.env", "print what a bug report should say about this machine"),
+    "version": ("tokenspeed.cli.version", "print the version"),
+}
+
+_HELP = """usage: tokenspeed COMMAND [options]      (ts is the same)
+
+An LLM inference engine: a model written once as a plain PyTorch module, made fast by a compiler.
+
+Commands
+{commands}
+
+First steps
+  tokenspeed serve                       the bundled smollm2 on http://127.0.0.1:8000
+  tokenspeed serve ./folder --port 9000  a model folder or .gguf file of yours
+  tokenspeed serve --help                all options; --help=OPTION explains one
+  tokenspeed serve --help=compat         flags of vLLM and SGLang, and what becomes of them"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit status: 0 well, 1 failed, 2 asked for what cannot be."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        rows = [f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(rows)))
+        return 0
+    command = "version" if words[0] in ("-V", "--version") else words[0]
+    if command not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        _complain(f"unknown command {command[:100]}{suggest(command, COMMANDS)} (known: {known})")
+        return 2
+    try:
+        status: int = importlib.import_module(COMMANDS[command][0]).main(words[1:])
+    except ConfigError as error:
+        _complain(f"{command}: {error}")
+        return 2
+    except BrokenPipeError:
+        return 1  # the reader (head, less) has gone
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _complain(message: str) -> None:
+    print(f"tokenspeed: error: {message}", file=sys.stderr)

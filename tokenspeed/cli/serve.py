@@ -1,0 +1,44 @@
+"""`tokenspeed serve MODEL`: read the settings, then hand over to the server."""
+
+from __future__ import annotations
+
+import os
+
+from tokenspeed.cli import help
+from tokenspeed.cli.settings import resolve
+from tokenspeed.config import OPTIONS
+from tokenspeed.log import logger, setup_logging
+from tokenspeed.server.serve import serve
+
+_HEAD = """
+usage: tokenspeed serve [MODEL] [options]
+
+Serve MODEL through an OpenAI-compatible API until it is told to stop (Ctrl-C or SIGTERM).
+MODEL is a local folder, a GGUF file, a hub id, or smollm2, the bundled default.
+
+Examples
+  tokenspeed serve                                    the bundled model on 127.0.0.1:8000
+  tokenspeed serve ./folder --max-model-len 4k        a folder with config.json and safetensors
+  tokenspeed serve model.gguf --served-model-name m   one GGUF file, shown as "m"
+  TOKENSPEED_API_KEY=secret tokenspeed serve --host 0.0.0.0   for others, with a key
+  tokenspeed serve --config serve.yaml --print-config what would be used, and why
+
+Any option can also stand in a settings file (--config) or in a variable TOKENSPEED_<OPTION>; the
+command line wins over the file, the file over the variables.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """The exit status of the server; ConfigError for settings that cannot be taken."""
+    topic = help.wanted(argv)
+    if topic is not None:
+        print(help.page(_HEAD, list(OPTIONS.values()), {}, topic))
+        return 0
+    resolved = resolve(argv, os.environ)
+    if "--print-config" in resolved.own:
+        print(resolved.listing())
+        return 0
+    setup_logging(resolved.config.server.log_level)
+    for note in resolved.notes:
+        logger.info("%s", note)
+    return serve(resolved.config)

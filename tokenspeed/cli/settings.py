@@ -1,0 +1,173 @@
+"""Where each setting comes from: command line, then settings file, then environment, then default.
+
+Every value keeps its source, which `--print-config` shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tokenspeed.cli.flags import Flags, Read
+from tokenspeed.cli.scan import Given, Takes
+from tokenspeed.cli.values import from_words, from_yaml
+from tokenspeed.config import OPTIONS, Config, make_config
+from tokenspeed.options import ConfigError, Option, options_of, suggest
+
+MAX_FILE_BYTES = 1 << 20
+ENVIRONMENT = "TOKENSPEED_"
+COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
+"""Flags of every command that takes options. `--help` never gets here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """The settings of one start. `own` are the command's own flags with their words."""
+
+    config: Config
+    sources: Mapping[str, str]
+    """Option -> where its value was given; an option that is not here has its default."""
+    notes: Sequence[str]
+    """What was granted otherwise than asked: a line each, to be shown."""
+    own: Mapping[str, tuple[str, ...]]
+
+    def listing(self) -> str:
+        """All settings as a settings file, with where each came from. Secrets are left out."""
+        lines = [f"# {note}" for note in self.notes]
+        for group, settings in vars(self.config).items():
+            lines.append(f"# {group}")
+            for option in options_of(type(settings)):
+                source = self.sources.get(option.name, "default")
+                lines.append(_line(option, getattr(settings, option.name), source))
+        return "\n".join(lines)
+
+
+def resolve(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    options: Iterable[Option] = tuple(OPTIONS.values()),
+    own: Mapping[str, Takes] = COMMON,
+) -> Resolved:
+    """The settings that `argv` (without the command's name) and its surroundings ask for.
+
+    Raises ConfigError, one line, for whatever cannot be taken.
+    """
+    flags = Flags(options, own)
+    line, words = flags.read(list(argv))
+    _take_model(line, words)
+    layers = [_read_environment(environ)]
+    if "--config" in line.own:
+        layers.append(_read_file(Path(line.own["--config"][0]), own))
+    layers.append(line)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for layer in layers:
+        values |= layer.values
+        sources |= layer.sources
+    notes = [note for layer in layers for note in layer.notes]
+    return Resolved(config=make_config(values), sources=sources, notes=notes, own=line.own)
+
+
+def _take_model(line: Read, words: list[str]) -> None:
+    """The positional word, if any, is the model."""
+    if len(words) > 1:
+        raise ConfigError(f"takes one model, got also {words[1][:100]!r}")
+    if words and "model" in line.values:
+        raise ConfigError(f"the model is given twice: {words[0][:100]!r} and with --model")
+    if words:
+        line.values["model"] = from_words(OPTIONS["model"], words)
+        line.sources["model"] = "command line"
+
+
+def _read_environment(environ: Mapping[str, str]) -> Read:
+    read = Read()
+    for option in OPTIONS.values():
+        variable = ENVIRONMENT + option.name.upper()
+        text = environ.get(variable)
+        if text is None:
+            continue
+        if not text.strip():
+            # An empty key would mean a server without one: never what was meant.
+            if option.secret:
+                raise ConfigError(f"{variable} is empty; give it a value or unset it")
+            continue
+        try:
+            read.values[option.name] = from_words(
+                option, text.split() if option.is_list else [text.strip()]
+            )
+        except ConfigError as error:
+            hint = ""
+            if text.startswith("tcp://"):
+                hint = " (a Kubernetes service link: set enableServiceLinks: false in the pod)"
+            raise ConfigError(f"{variable} {error}{hint}") from None
+        read.sources[option.name] = f"environment {variable}"
+    return read
+
+
+def _read_file(path: Path, own: Mapping[str, Takes]) -> Read:
+    """A YAML mapping of long flag names; keys of other engines get the answers of the table."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        entries = yaml.safe_load(content) if len(content) <= MAX_FILE_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--config {path} is not valid YAML: {reason}") from None
+    if entries is None and len(content) <= MAX_FILE_BYTES:
+        entries = {}
+    if not isinstance(entries, dict):
+        raise ConfigError(f"--config {path} must hold a mapping of option names, at most 1 MiB")
+    flags = Flags(OPTIONS.values(), {})
+    read = Read()
+    for key, value in entries.items():
+        name = f"--{key}".replace("_", "-")
+        if name in own:
+            raise ConfigError(f"{path}: {key} can stand on the command line only")
+        try:
+            _take_entry(flags, read, name, str(key), value)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    read.sources.update({name: f"{path} {source}" for name, source in read.sources.items()})
+    return read
+
+
+def _take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:
+    if name in flags.options and flags.options[name][1]:
+        option = flags.options[name][0]
+        if isinstance(value, str) and not option.is_list:
+            flags.take(Given(name, key, (value,)), read)
+            return
+        try:
+            read.values[option.name] = from_yaml(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{key} {error}") from None
+        read.sources[option.name] = key
+    elif name not in flags.takes:
+        known = [flag.removeprefix("--") for flag in flags.takes]
+        raise ConfigError(f"{key} is not an option{suggest(name.removeprefix('--'), known)}")
+    elif flags.takes[name] is Takes.NOTHING:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false")
+        negative = "--no-" + name.removeprefix("--")
+        # A switch that is false and has no --no- form is one that was not given.
+        if value or negative in flags.takes:
+            flags.take(Given(name if value else negative, key, ()), read)
+    else:
+        words = value if isinstance(value, list) else [value]
+        texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
+        flags.take(Given(name, key, tuple(texts)), read)
+
+
+def _line(option: Option, value: Any, source: str) -> str:
+    if option.secret and value:
+        return f"# {option.name}: {len(value)} not shown  # {source}"
+    shown = json.dumps(list(value) if option.is_list else value)
+    return f"{option.name}: {shown}  # {source}"
