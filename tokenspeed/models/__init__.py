@@ -1,1 +1,26 @@
 """Model families as plain PyTorch modules; `MODELS` maps an architecture name to its file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenspeed.models import llama, qwen2, qwen3
+from tokenspeed.models.family import Family
+from tokenspeed.text.errors import ModelError
+
+MODELS: dict[str, Family] = {
+    "LlamaForCausalLM": llama.FAMILY,
+    "Qwen2ForCausalLM": qwen2.FAMILY,
+    "Qwen3ForCausalLM": qwen3.FAMILY,
+}
+
+
+def family_of(hf_config: Mapping[str, Any]) -> Family:
+    """The family of a config.json, by its first known architecture. Raises ModelError."""
+    names = hf_config.get("architectures") or []
+    for name in names if isinstance(names, list) else [names]:
+        if isinstance(name, str) and name in MODELS:
+            return MODELS[name]
+    known = ", ".join(MODELS)
+    raise ModelError(f"config.json: architectures {names!r} is not supported (known: {known})")
