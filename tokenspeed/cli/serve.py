@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tokenspeed.cli import help
+from tokenspeed.cli import pages
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
@@ -30,9 +30,9 @@ command line wins over the file, the file over the variables.
 
 def main(argv: list[str]) -> int:
     """The exit status of the server; ConfigError for settings that cannot be taken."""
-    topic = help.wanted(argv)
+    topic = pages.wanted(argv)
     if topic is not None:
-        print(help.page(_HEAD, list(OPTIONS.values()), {}, topic))
+        print(pages.page(_HEAD, list(OPTIONS.values()), {}, topic))
         return 0
     resolved = resolve(argv, os.environ)
     if "--print-config" in resolved.own:

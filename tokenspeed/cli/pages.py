@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenspeed.cli.answers import Granted, Known, Refused, Same
 from tokenspeed.cli.compat import TABLE
@@ -51,11 +51,16 @@ def page(
     return "\n\n".join(parts)
 
 
-def explain(topic: str, options: Iterable[Option]) -> str:
+def explain(topic: str, options: Sequence[Option]) -> str:
     """All that is known about one flag, with or without its dashes."""
     flag = topic.replace("_", "-")
     flag = flag if flag.startswith("-") else f"--{flag}"
     by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
+    by_flag |= {
+        "--no-" + option.flag.removeprefix("--"): option
+        for option in options
+        if option.kind is bool
+    }
     if flag in by_flag:
         return _explain_option(by_flag[flag])
     if flag in KNOWN:
@@ -66,9 +71,9 @@ def explain(topic: str, options: Iterable[Option]) -> str:
 def compat() -> str:
     """The table of flags that other engines' users type, under its three answers."""
     parts = [
-        "Flags of vLLM, SGLang and earlier TokenSpeed that are not options of their own here, and"
-        "\nwhat becomes of each: same as (another spelling), granted (what is done instead), refused"
-        "\n(why, and what works). Every option of `tokenspeed serve --help` works as it stands there."
+        "Flags of vLLM, SGLang and earlier TokenSpeed that are no options here, and what becomes of"
+        "\neach: same as (another spelling), granted (what is done instead), refused (why, and what"
+        "\nworks). Every option that `tokenspeed serve --help` lists works as it says there."
     ]
     for heading, rows in TABLE.items():
         lines = [line for row in rows for line in _compat_row(row)]
@@ -85,7 +90,11 @@ def _compat_row(row: Known) -> list[str]:
         case Refused(why=why):
             granted = f"granted with {', '.join(row.values)}, else " if row.values else ""
             answer = f"{granted}refused: {why}"
-    return [", ".join(row.names), *textwrap.wrap(answer, _width() - 6, initial_indent="    ")]
+    indent = " " * 4
+    lines = textwrap.wrap(
+        answer, _width() - 2, initial_indent=indent, subsequent_indent=indent + "  "
+    )
+    return [", ".join(row.names), *lines]
 
 
 def _explain_option(option: Option) -> str:
@@ -109,7 +118,7 @@ def _explain_option(option: Option) -> str:
 def _names(option: Option) -> str:
     names = [option.flag, *option.aliases]
     if option.kind is bool:
-        return ", ".join([*names, "--no-" + option.flag.removeprefix("--")])
+        return "--[no-]" + option.flag.removeprefix("--")
     return f"{', '.join(names)} {_metavar(option)}"
 
 
@@ -125,6 +134,8 @@ def _default(option: Option) -> str:
         return "none"
     if isinstance(option.default, bool):
         return "on" if option.default else "off"
+    if option.suffixes and option.default and option.default % (1 << 20) == 0:
+        return f"{option.default >> 20}M"
     return "settled at start" if option.default is None else str(option.default)
 
 
