@@ -1,1 +1,6 @@
 """Weights from a folder, a GGUF file or nowhere (dummy) into a plain module."""
+
+from tokenspeed.loader.empty import empty_model
+from tokenspeed.loader.load import LoadReport, load_weights
+
+__all__ = ["LoadReport", "empty_model", "load_weights"]

@@ -1,0 +1,29 @@
+"""A module without values: built on the meta device in its dtype, then given storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+
+def empty_model(
+    make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device | str
+) -> nn.Module:
+    """Run `make` without storage, allocate on `device`, and compute the buffers (`fill_buffers`).
+
+    Parameters hold whatever the memory held: `load_weights` fills each exactly once. They have the
+    dtype because they are made in it; buffers keep their own.
+    """
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            model = make()
+    finally:
+        torch.set_default_dtype(previous)
+    model = model.requires_grad_(False).eval().to_empty(device=device)
+    cast(Any, model).fill_buffers()
+    return model

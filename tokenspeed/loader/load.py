@@ -1,0 +1,117 @@
+"""Fill a model: choose where the weights come from, check that they fit, copy tensor by tensor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tokenspeed.loader.dummy import DummyWeights
+from tokenspeed.loader.gguf import GgufFile
+from tokenspeed.loader.safetensors import SafetensorsFolder
+from tokenspeed.loader.slots import WeightTable, weight_slots
+from tokenspeed.text.errors import ModelError
+from tokenspeed.text.source import ModelSource
+
+
+class Weights(Protocol):
+    """What a source of weights offers: names with shapes, and one tensor at a time on request."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def num_bytes(self, name: str) -> int: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What was read: bytes as stored, and wall-clock seconds."""
+
+    num_tensors: int
+    bytes: int
+    seconds: float
+
+
+def load_weights(
+    model: nn.Module,
+    weights: WeightTable,
+    source: ModelSource,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadReport:
+    """Fill every parameter of `model` exactly once, converting to its dtype and device.
+
+    `progress(done, total)` is called in stored bytes, after each tensor. One tensor at a time is in
+    memory beside the model. Raises ModelError, naming file or tensor, if the weights do not fit.
+    """
+    began = time.perf_counter()
+    slots = weight_slots(model, weights)
+    stored = open_weights(source, slots, load_format, seed)
+    check_fit(stored.shapes, slots, source.name)
+    names = [name for name in stored.shapes if name in slots]
+    total = sum(stored.num_bytes(name) for name in names)
+    done = 0
+    with torch.no_grad():
+        for name in names:
+            slots[name].copy_(stored.read(name))
+            done += stored.num_bytes(name)
+            if progress is not None:
+                progress(done, total)
+    seconds = time.perf_counter() - began
+    return LoadReport(num_tensors=len(names), bytes=total, seconds=seconds)
+
+
+def open_weights(
+    source: ModelSource, slots: Mapping[str, Tensor], load_format: str, seed: int
+) -> Weights:
+    """The weights that `load_format` names; "auto" goes by what the source is."""
+    if load_format == "dummy":
+        return DummyWeights(slots, seed)
+    stored = "gguf" if source.kind == "gguf" else "safetensors"
+    if load_format not in ("auto", stored):
+        raise ModelError(f"--load-format {load_format} does not fit {source.path}: it is {stored}")
+    if stored == "gguf":
+        return GgufFile(source.path)
+    if (quantization := source.config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise ModelError(f"{source.name}: weights quantised with {method!r} cannot be loaded")
+    return SafetensorsFolder(source.path)
+
+
+def check_fit(
+    shapes: Mapping[str, tuple[int, ...]], slots: Mapping[str, Tensor], model_name: str
+) -> None:
+    """Raise ModelError naming what is missing, surplus or of the wrong shape."""
+    tied = "lm_head.weight" not in slots
+    surplus = [n for n in shapes if n not in slots and not _is_ignorable(n, tied)]
+    wrong = [
+        f"{name} {list(shapes[name])} instead of {list(slot.shape)}"
+        for name, slot in slots.items()
+        if name in shapes and shapes[name] != tuple(slot.shape)
+    ]
+    faults = {
+        "missing tensors": [name for name in slots if name not in shapes],
+        "unknown tensors": surplus,
+        "tensors of the wrong shape": wrong,
+    }
+    lines = [f"{what}: {_some(names)}" for what, names in faults.items() if names]
+    if lines:
+        raise ModelError(f"{model_name}: the weights do not fit config.json; {'; '.join(lines)}")
+
+
+def _is_ignorable(name: str, tied: bool) -> bool:
+    """Stored by older writers, and known to us from the config: rope tables, a tied head's copy."""
+    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
