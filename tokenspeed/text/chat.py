@@ -1,0 +1,166 @@
+"""Messages to a prompt, by the model's own chat template, as transformers renders it.
+
+Rendering is plain Python of the template's making and has no time limit of its own: a server calls
+`render` off its event loop and with a deadline.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+
+from tokenspeed.log import logger
+from tokenspeed.request import InvalidRequest
+from tokenspeed.text.errors import ModelError
+from tokenspeed.text.messages import normalize_messages
+from tokenspeed.text.template_sandbox import Sandbox, render_capped, undeclared_names
+
+_OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+# Accepted for every template, since clients send them without knowing the model.
+_COMMON_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+_PROBE = "probe-7f3a"
+# Where the final message ends. If the space behind it is gone, the template trims its contents.
+_CONTINUE_MARK = "<|continue-here-7f3a|> "
+
+
+class ChatTemplate:
+    """One model's chat template, compiled and tried out once.
+
+    `special_tokens` are the names a template may use ("bos_token": "<s>", ...). With no template
+    (a base model) every `render` is refused with the way out.
+    """
+
+    def __init__(self, template: str | None, special_tokens: dict[str, str] | None = None) -> None:
+        self._source = template or ""
+        self._special_tokens = dict(special_tokens or {})
+        self._template: jinja2.Template | None = None
+        if template is None:
+            return
+        try:
+            self._template = Sandbox().from_string(template)
+            names = undeclared_names(template)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(
+                f"the chat template is broken at line {error.lineno}: {error.message}; give "
+                "another with --chat-template FILE"
+            ) from None
+        except RecursionError:
+            raise ModelError("the chat template is nested too deeply to be compiled") from None
+        self._allowed = (names | _COMMON_KWARGS) - _OWN_NAMES - frozenset(self._special_tokens)
+        self._knows_tools = "tools" in names
+        self._knows_developer = "developer" in template
+        self._wants_parts = self._probe()
+
+    @property
+    def is_available(self) -> bool:
+        return self._template is not None
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The prompt text; special tokens are in it, so it is tokenized without adding any.
+
+        `continue_final_message` ends the prompt inside the last message. `kwargs` reach the
+        template as variables; only names it reads are taken.
+        """
+        if self._template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start the server with "
+                "--chat-template FILE",
+                "messages",
+            )
+        if tools and not self._knows_tools:
+            raise InvalidRequest("this model's chat template has no place for tools", "tools")
+        chat = normalize_messages(messages, knows_developer=self._knows_developer)
+        if continue_final_message:
+            _mark_final(chat, add_generation_prompt)
+        text = self._run(chat, add_generation_prompt, tools or None, self._check(kwargs or {}))
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _check(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Only names the template reads, and never one of ours, so nothing can be replaced."""
+        for name in kwargs:
+            if name not in self._allowed:
+                known = ", ".join(sorted(self._allowed))
+                raise InvalidRequest(
+                    f"chat_template_kwargs: this model does not take {name[:60]!r} (but {known})",
+                    "chat_template_kwargs",
+                )
+        return kwargs
+
+    def _run(
+        self,
+        chat: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None,
+        kwargs: dict[str, Any],
+    ) -> str:
+        assert self._template is not None
+        if self._wants_parts:
+            chat = [_as_parts(message) for message in chat]
+        variables = {
+            **kwargs,
+            **self._special_tokens,
+            "messages": chat,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return render_capped(self._template, variables)
+        except Exception as error:  # the template is a stranger's program: it may raise anything
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise InvalidRequest(
+                f"the chat template does not take these messages: {reason}", "messages"
+            ) from None
+
+    def _probe(self) -> bool:
+        """Try a short chat; whether contents reach the prompt only as lists of parts."""
+        chat: list[dict[str, Any]] = [{"role": "user", "content": _PROBE}]
+        for wants_parts in (False, True):
+            self._wants_parts = wants_parts
+            try:
+                if _PROBE in self._run(chat, True, None, {}):
+                    return wants_parts
+            except InvalidRequest:
+                continue
+        logger.warning(
+            "the chat template does not render a one-line user message, so chat requests may fail; "
+            "--chat-template FILE gives another"
+        )
+        return False
+
+
+def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _mark_final(chat: list[dict[str, Any]], add_generation_prompt: bool) -> None:
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    if chat[-1]["role"] != "assistant" or not chat[-1]["content"]:
+        raise InvalidRequest(
+            "continue_final_message needs an assistant message with content at the end",
+            "continue_final_message",
+        )
+    chat[-1]["content"] += _CONTINUE_MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
+    if not mark:
+        raise InvalidRequest(
+            "the chat template drops the final message, so it cannot be continued",
+            "continue_final_message",
+        )
+    return head if tail.startswith(" ") else head.rstrip()

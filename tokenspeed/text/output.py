@@ -1,0 +1,105 @@
+"""From the engine's deltas to what a user sees: text, stop strings, and ids and logprobs cut alike.
+
+One `OutputText` follows one sequence, in the server and in `LLM`. Tokens are taken one by one, so
+the result does not depend on how many of them a delta holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
+from tokenspeed.text.detokenizer import Detokenizer
+from tokenspeed.text.stop import StopMatcher
+from tokenspeed.text.tokenizer import Tokenizer
+
+
+@dataclass(kw_only=True)
+class TextDelta:
+    """What one delta adds for the user. `token_ids` are those up to the end, including an
+    end-of-sequence id and the tokens of a stop string; `text` shows neither unless asked to.
+
+    `stop_reason` is the stop string or the one of `stop_token_ids` that ended it, None for an
+    end-of-sequence id. `must_abort`: a stop string ended it while the engine still runs, so the
+    caller has to abort the request there.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    must_abort: bool = False
+
+
+class OutputText:
+    """The visible output of one sequence. Without a tokenizer there is no text, only ids."""
+
+    def __init__(self, tokenizer: Tokenizer | None, request: GenerateRequest) -> None:
+        params = request.params
+        self._params = params
+        self._num_tokens = 0
+        self._is_done = False
+        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
+        self._detokenizer = (
+            Detokenizer(tokenizer, request.prompt_ids, params.skip_special_tokens)
+            if tokenizer is not None
+            else None
+        )
+
+    def push(self, delta: RequestDelta) -> TextDelta:
+        """Take one engine delta; after the end, later ones add nothing."""
+        if self._is_done:
+            return TextDelta()
+        pieces: list[str] = []
+        matched: str | None = None
+        taken = 0
+        last = len(delta.token_ids) - 1
+        for index, id in enumerate(delta.token_ids):
+            ends_here = index == last and delta.stop_token == id
+            piece, matched = self._take(id, ends_here)
+            pieces.append(piece)
+            taken = index + 1
+            if matched is not None:
+                break
+        ended = delta.finish_reason is not None
+        if ended and matched is None:
+            piece, matched = self._flush()
+            pieces.append(piece)
+        self._is_done = ended or matched is not None
+        return TextDelta(
+            text="".join(pieces),
+            token_ids=delta.token_ids[:taken],
+            logprobs=None if delta.logprobs is None else delta.logprobs[:taken],
+            finish_reason=delta.finish_reason if matched is None else FinishReason.STOP,
+            stop_reason=self._stop_id(delta) if matched is None else matched,
+            must_abort=matched is not None and not ended,
+        )
+
+    def _take(self, id: int, ends_here: bool) -> tuple[str, str | None]:
+        self._num_tokens += 1
+        if self._detokenizer is None or (ends_here and self._hides(id)):
+            return "", None
+        return self._match(self._detokenizer.push(id))
+
+    def _match(self, text: str) -> tuple[str, str | None]:
+        """Stop strings count only in text that came after the first `min_tokens` tokens."""
+        if self._num_tokens <= self._params.min_tokens:
+            return text, None
+        return self._matcher.push(text)
+
+    def _hides(self, id: int) -> bool:
+        """Whether the text of the id that ended the sequence is left out."""
+        if id in self._params.stop_token_ids:
+            return not self._params.include_stop_str_in_output
+        return self._params.skip_special_tokens
+
+    def _flush(self) -> tuple[str, str | None]:
+        """The end came from the engine: give out what was held back."""
+        if self._detokenizer is None:
+            return "", None
+        text, matched = self._match(self._detokenizer.finish())
+        return text + self._matcher.finish(), matched
+
+    def _stop_id(self, delta: RequestDelta) -> int | None:
+        return delta.stop_token if delta.stop_token in self._params.stop_token_ids else None
