@@ -6,7 +6,21 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+class _NoDraws(TorchFunctionMode):
+    """Initialisers draw nothing. On meta there is nothing to draw, but `normal_` would import
+    torch._dynamo for it, a second or two of every start.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def empty_model(
@@ -20,7 +34,7 @@ def empty_model(
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NoDraws():
             model = make()
     finally:
         torch.set_default_dtype(previous)

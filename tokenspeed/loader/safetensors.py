@@ -58,7 +58,8 @@ class SafetensorsFolder:
                     raise ModelError(f"{folder}: tensor {name} is in both {other} and {file.name}")
                 if entry.dtype not in _TORCH:
                     raise ModelError(
-                        f"{file}: tensor {name} is {entry.dtype}; weights can be {', '.join(_TORCH)}"
+                        f"{file}: tensor {name} is {entry.dtype}, which cannot be loaded; weights "
+                        f"can be {', '.join(_TORCH)}"
                     )
                 self._entries[name] = entry
         for name, file_name in index.items():
