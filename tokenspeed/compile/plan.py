@@ -1,0 +1,109 @@
+"""The plan: what is run, in which order, on which weights, as plain data.
+
+A function of the model is a list of rows. A row calls a piece (named by its structure hash) or a
+sequence call, on arguments that are weights, results of earlier rows, inputs, or constants. Nothing
+here needs torch: a plan is read, compared and stored as JSON. A program is a plan with its pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+Piece = Callable[..., tuple[Any, ...]]
+"""What a row runs: it takes its inputs by position and returns the tuple of its results."""
+
+
+class Weight(msgspec.Struct, frozen=True, tag="weight"):
+    """A parameter or buffer by its path in the model, and what the piece expects of it."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Value(msgspec.Struct, frozen=True, tag="value"):
+    """Result number `output` of row `row`."""
+
+    row: int
+    output: int
+
+
+class Input(msgspec.Struct, frozen=True, tag="input"):
+    """Positional argument number `index` of the function."""
+
+    index: int
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """The token count: dimension 0 of every input."""
+
+
+class Constant(msgspec.Struct, frozen=True, tag="constant"):
+    """A plain argument of a sequence call: the layer index, or an operand left out."""
+
+    value: int | None
+
+
+Argument = Weight | Value | Input | Tokens | Constant
+
+
+class PieceCall(msgspec.Struct, frozen=True, tag="piece"):
+    """Run the piece whose structure hash is `piece`; it returns `num_outputs` results."""
+
+    piece: str
+    args: tuple[Argument, ...]
+    num_outputs: int
+
+
+class SequenceRow(msgspec.Struct, frozen=True, tag="sequence"):
+    """Run the sequence call `op`, a name in `SEQUENCE_CALLS`; it returns one result."""
+
+    op: str
+    args: tuple[Argument, ...]
+
+
+Row = PieceCall | SequenceRow
+
+
+class FunctionPlan(msgspec.Struct, frozen=True):
+    """One function of the model. Rows are in order: each uses only results of rows before it."""
+
+    rows: tuple[Row, ...]
+    output: Argument
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The three functions of a model."""
+
+    embed: FunctionPlan
+    forward: FunctionPlan
+    head: FunctionPlan
+
+    def piece_hashes(self) -> set[str]:
+        functions = (self.embed, self.forward, self.head)
+        rows = (row for function in functions for row in function.rows)
+        return {row.piece for row in rows if isinstance(row, PieceCall)}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A plan, and the pieces that it names by their hashes."""
+
+    plan: Plan
+    pieces: dict[str, Piece]
+
+
+def encode(plan: Plan) -> str:
+    """The plan as JSON."""
+    return msgspec.json.encode(plan).decode()
+
+
+def decode(text: str) -> Plan:
+    """Read JSON written by `encode`. Raises msgspec.ValidationError or DecodeError on anything
+    else.
+    """
+    return msgspec.json.decode(text, type=Plan)

@@ -1,0 +1,141 @@
+"""Run a program on a model's weights.
+
+All that can be settled before the first step is: a row becomes a callable with the slots it reads
+and writes, weights and constants already lie in their slots, and a result is dropped after its last
+use. A step is then one loop without a look-up by name, the same for eager and compiled pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokenspeed.compile.plan import (
+    Argument,
+    Constant,
+    FunctionPlan,
+    Input,
+    Piece,
+    PieceCall,
+    Program,
+    Row,
+    Tokens,
+    Value,
+    Weight,
+)
+from tokenspeed.kernels.tables import SEQUENCE_CALLS
+
+_Step = tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int, int, tuple[int, ...]]
+"""What to run, how to pick its arguments, where its results go (first slot, end slot; end 0: a bare
+tensor), and the slots that are dead afterwards.
+"""
+
+
+class BindingError(ValueError):
+    """The model's weights are not those that the program was planned for."""
+
+
+class Executable:
+    """The functions of a model, run through its program. Weights are looked up once, here: load
+    them into the model's tensors before, or in place later.
+    """
+
+    def __init__(self, program: Program, model: nn.Module) -> None:
+        weights: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        weights |= dict(model.named_buffers(remove_duplicate=False))
+        plan, pieces = program.plan, program.pieces
+        self._embed = _Function(plan.embed, 1, pieces, weights)
+        self._forward = _Function(plan.forward, 2, pieces, weights)
+        self._head = _Function(plan.head, 1, pieces, weights)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids [T] -> x [T, hidden]."""
+        return self._embed(ids)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, hidden] and positions [T] -> hidden states [T, hidden]."""
+        return self._forward(x, positions)
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Hidden states [N, hidden] -> logits [N, vocabulary]."""
+        return self._head(rows)
+
+
+class _Function:
+    """One function's steps over a list of slots: T, inputs, weights and constants, results."""
+
+    def __init__(
+        self,
+        plan: FunctionPlan,
+        num_inputs: int,
+        pieces: Mapping[str, Piece],
+        weights: Mapping[str, Tensor],
+    ) -> None:
+        self._initial: list[Any] = [None] * (1 + num_inputs)
+        self._slots: dict[Argument, int] = {Tokens(): 0}
+        self._slots |= {Input(i): 1 + i for i in range(num_inputs)}
+        for arg in (arg for row in plan.rows for arg in row.args):
+            if isinstance(arg, Weight | Constant) and arg not in self._slots:
+                self._slots[arg] = len(self._initial)
+                self._initial.append(_bind(arg, weights) if isinstance(arg, Weight) else arg.value)
+        for number, row in enumerate(plan.rows):
+            for output in range(row.num_outputs if isinstance(row, PieceCall) else 1):
+                self._slots[Value(number, output)] = len(self._initial)
+                self._initial.append(None)
+        self._result = self._slots[plan.output]
+        self._inputs = slice(1, 1 + num_inputs)
+        dead = _dead_values(plan)
+        self._steps = [
+            self._step(number, row, pieces, dead[number]) for number, row in enumerate(plan.rows)
+        ]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        values = self._initial.copy()
+        values[0] = inputs[0].shape[0]
+        values[self._inputs] = inputs
+        with torch.no_grad():
+            for run, pick, begin, end, dead in self._steps:
+                if end:
+                    values[begin:end] = run(*pick(values))
+                else:
+                    values[begin] = run(*pick(values))
+                for slot in dead:
+                    values[slot] = None
+        result: Tensor = values[self._result]
+        return result
+
+    def _step(self, number: int, row: Row, pieces: Mapping[str, Piece], dead: list[Value]) -> _Step:
+        slots = tuple(self._slots[arg] for arg in row.args)
+        pick = itemgetter(*slots) if len(slots) > 1 else lambda v: tuple(v[slot] for slot in slots)
+        begin = self._slots[Value(number, 0)]
+        freed = tuple(self._slots[value] for value in dead)
+        if isinstance(row, PieceCall):
+            return pieces[row.piece], pick, begin, begin + row.num_outputs, freed
+        return SEQUENCE_CALLS[row.op].run, pick, begin, 0, freed
+
+
+def _bind(weight: Weight, weights: Mapping[str, Tensor]) -> Tensor:
+    tensor = weights.get(weight.path)
+    if tensor is None:
+        raise BindingError(f"the program needs {weight.path}, which the model does not have")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tuple(tensor.shape) != weight.shape or dtype != weight.dtype:
+        raise BindingError(
+            f"{weight.path} is {dtype} {list(tensor.shape)}, but the program was planned for "
+            f"{weight.dtype} {list(weight.shape)}"
+        )
+    return tensor
+
+
+def _dead_values(plan: FunctionPlan) -> list[list[Value]]:
+    """For each row, the results that nothing reads after it."""
+    last = {arg: i for i, row in enumerate(plan.rows) for arg in row.args if isinstance(arg, Value)}
+    dead: list[list[Value]] = [[] for _ in plan.rows]
+    for value, number in last.items():
+        if value != plan.output:
+            dead[number].append(value)
+    return dead
