@@ -1,14 +1,30 @@
 """What travels between an HTTP process and the engine process: typed msgpack over ZeroMQ, never
 pickle.
 
-Each message is a tagged struct; the two unions below are all that either side decodes.
+The engine binds a ROUTER socket, each HTTP process connects a DEALER: the socket knows who asked,
+and a client sees only its own requests. Each message is a tagged struct; the two unions below are
+all that either side decodes.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from tokenspeed.config import Config
 from tokenspeed.request import GenerateRequest, RequestDelta
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How an engine process is told what to be: one line of JSON on its stdin. It ends when that
+    pipe closes.
+    """
+
+    address: str
+    config: Config
+
+
+class Attach(msgspec.Struct, tag="attach", frozen=True):
+    """A client is here: tell it how the start-up goes, and answer to it from now on."""
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True):
@@ -74,5 +90,5 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
     stats: Stats
 
 
-ToEngine = Submit | Abort | Shutdown
+ToEngine = Attach | Submit | Abort | Shutdown
 FromEngine = Loading | Ready | Failed | StepOutputs

@@ -1,0 +1,153 @@
+"""What changes logits before temperature: penalties, bias, and the ban on ending too early.
+
+Work is done only for the rows that ask for it, and each row by itself. Order: repetition, presence
+and frequency penalties, bias, then the `min_tokens` ban. Repetition counts prompt and output
+(positive logits are divided, negative ones multiplied); presence and frequency count output only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenspeed.batch import SlotStart
+from tokenspeed.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class _Penalties:
+    """Parameters of the p rows with a penalty, as columns [p, 1]; `rows` and `slots` are [p]."""
+
+    rows: Tensor
+    slots: Tensor
+    num_prompt: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+    def apply(self, logits: Tensor, tokens: Tensor, lengths: Tensor) -> None:
+        ids = tokens[self.slots].long()
+        index = torch.arange(ids.shape[1], device=ids.device)
+        known = index < lengths[self.rows, None]
+        part = logits[self.rows]
+        output = self._count(known & (index >= self.num_prompt), ids, part)
+        seen = self._count(known, ids, part) > 0
+        scaled = torch.where(part > 0, part / self.repetition, part * self.repetition)
+        part = torch.where(seen, scaled, part)
+        logits[self.rows] = part - self.presence * (output > 0) - self.frequency * output
+
+    @staticmethod
+    def _count(counted: Tensor, ids: Tensor, like: Tensor) -> Tensor:
+        """How often each token stands at a counted place: [p, V]. Whole numbers add up exactly."""
+        return torch.zeros_like(like).scatter_add_(1, ids, counted.to(like.dtype))
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Single logits to change: `logits[rows, ids]`. All [m]."""
+
+    rows: Tensor
+    ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class LogitEdits:
+    """The edits of one step's sampled rows."""
+
+    penalties: _Penalties | None
+    bias: _Entries | None
+    bans: _Entries | None
+    """`values` is the number of tokens that a row must have before it may end."""
+
+    def apply(self, logits: Tensor, tokens: Tensor, lengths: Tensor) -> None:
+        """Change `logits` [R, V] in place. `tokens` [S, L] are the slots' known tokens, of which
+        the first `lengths` [R] count.
+        """
+        if self.penalties is not None:
+            self.penalties.apply(logits, tokens, lengths)
+        if self.bias is not None:
+            logits[self.bias.rows, self.bias.ids] += self.bias.values
+        if self.bans is not None:
+            rows, ids = self.bans.rows, self.bans.ids
+            early = lengths[rows] < self.bans.values
+            logits[rows, ids] = torch.where(early, -math.inf, logits[rows, ids])
+
+
+def make_edits(
+    starts: Sequence[SlotStart], eos_ids: frozenset[int], device: torch.device
+) -> LogitEdits | None:
+    """The edits of sampled rows, in row order, or None if no row asks for any."""
+    edits = LogitEdits(
+        penalties=_penalties(starts, device),
+        bias=_bias(starts, device),
+        bans=_bans(starts, eos_ids, device),
+    )
+    nothing = edits.penalties is None and edits.bias is None and edits.bans is None
+    return None if nothing else edits
+
+
+def _is_penalised(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )
+
+
+def _penalties(starts: Sequence[SlotStart], device: torch.device) -> _Penalties | None:
+    rows = [i for i, start in enumerate(starts) if _is_penalised(start.params)]
+    if not rows:
+        return None
+    asked = [starts[i] for i in rows]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+
+    return _Penalties(
+        rows=torch.tensor(rows, device=device),
+        slots=torch.tensor([start.slot for start in asked], device=device),
+        num_prompt=torch.tensor([[start.num_prompt] for start in asked], device=device),
+        repetition=column([start.params.repetition_penalty for start in asked]),
+        presence=column([start.params.presence_penalty for start in asked]),
+        frequency=column([start.params.frequency_penalty for start in asked]),
+    )
+
+
+def _bias(starts: Sequence[SlotStart], device: torch.device) -> _Entries | None:
+    found = [
+        (i, token, bias)
+        for i, start in enumerate(starts)
+        for token, bias in start.params.logit_bias.items()
+    ]
+    return _entries(found, torch.float32, device)
+
+
+def _bans(
+    starts: Sequence[SlotStart], eos_ids: frozenset[int], device: torch.device
+) -> _Entries | None:
+    found = []
+    for i, start in enumerate(starts):
+        if start.params.min_tokens > 0:
+            ending = set(start.params.stop_token_ids)
+            ending |= set() if start.params.ignore_eos else eos_ids
+            until = start.num_prompt + start.params.min_tokens
+            found += [(i, token, until) for token in sorted(ending)]
+    return _entries(found, torch.int64, device)
+
+
+def _entries(
+    found: Sequence[tuple[int, int, float]], dtype: torch.dtype, device: torch.device
+) -> _Entries | None:
+    if not found:
+        return None
+    rows, ids, values = zip(*found, strict=True)
+    return _Entries(
+        rows=torch.tensor(rows, device=device),
+        ids=torch.tensor(ids, device=device),
+        values=torch.tensor(values, dtype=dtype, device=device),
+    )

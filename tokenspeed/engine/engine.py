@@ -1,0 +1,145 @@
+"""The engine: three verbs a step, and nobody's failure but one's own.
+
+    batch = scheduler.schedule();  step = worker.launch(batch);  scheduler.commit(step.result())
+
+With overlap one step is in flight: batch N + 1 is scheduled and launched before the result of N is
+committed. A step that raises (a kernel, memory) is run again row by row, each row as a batch of its
+own: rows that raise again end their request with an error, all others lose nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from tokenspeed.batch import Batch, Row, RowResult, StepResult
+from tokenspeed.engine.messages import Ready, Stats
+from tokenspeed.engine.scheduler import Scheduler
+from tokenspeed.log import logger
+from tokenspeed.request import GenerateRequest, InvalidRequest, Request, RequestDelta
+
+
+class LaunchedStep(Protocol):
+    """What a worker hands back (`worker.Step`)."""
+
+    batch: Batch
+
+    def sample(self) -> None: ...
+    def result(self) -> StepResult: ...
+
+
+class BatchRunner(Protocol):
+    """What the engine needs of a worker."""
+
+    def launch(self, batch: Batch) -> LaunchedStep: ...
+
+
+class Engine:
+    """Requests in, deltas out; one thread. `ready` tells clients what is served."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: BatchRunner,
+        *,
+        ready: Ready,
+        eos_ids: frozenset[int],
+        overlap: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self.ready = ready
+        self._eos_ids = eos_ids
+        self._overlap = overlap
+        self._in_flight: LaunchedStep | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def stats(self) -> Stats:
+        return self._scheduler.stats
+
+    def add(self, spec: GenerateRequest) -> None:
+        """Queue a request, or raise InvalidRequest and change nothing."""
+        vocab_size = self.ready.vocab_size
+        bad = next((token for token in spec.prompt_ids if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"the prompt has token {bad}, but the vocabulary has {vocab_size} tokens", "prompt"
+            )
+        if spec.adapter is not None:
+            raise InvalidRequest(f"adapter {spec.adapter!r} is not loaded", "model")
+        spec.params.check_vocabulary(vocab_size)
+        self._scheduler.add(Request(spec, eos_ids=self._eos_ids, arrival_s=time.monotonic()))
+
+    def abort(self, ids: Iterable[str]) -> list[RequestDelta]:
+        """End requests now, in whatever state; unknown ids have ended and are skipped."""
+        deltas = [self._scheduler.abort(request_id) for request_id in ids]
+        return [delta for delta in deltas if delta is not None]
+
+    def step(self) -> list[RequestDelta]:
+        """One step, and what has been committed by it (with overlap, of the step before)."""
+        batch = self._scheduler.schedule()
+        previous, self._in_flight = self._in_flight, None
+        launched: LaunchedStep | None = None
+        deltas: list[RequestDelta] = []
+        if batch is not None:
+            try:
+                launched = self._launch(batch)
+            except Exception as error:
+                deltas += self._finish(previous)
+                previous = None
+                deltas += self._scheduler.commit(self._run_rows(batch, error))
+        if self._overlap:
+            self._in_flight = launched
+        else:
+            previous = launched
+        return deltas + self._finish(previous)
+
+    def check(self) -> None:
+        """Assert the invariants of queues, pages and prefix tree."""
+        self._scheduler.check()
+
+    def _launch(self, batch: Batch) -> LaunchedStep:
+        step = self._worker.launch(batch)
+        step.sample()
+        return step
+
+    def _finish(self, step: LaunchedStep | None) -> list[RequestDelta]:
+        """Commit a launched step. Its sampling is done, so it cannot be run again: should even the
+        copy to the host fail, its requests end.
+        """
+        if step is None:
+            return []
+        try:
+            result = step.result()
+        except Exception as error:
+            logger.error("step %d gave no result", step.batch.step, exc_info=error)
+            rows = [_failed(row, error) for row in step.batch.rows]
+            result = StepResult(batch=step.batch, rows=rows)
+        return self._scheduler.commit(result)
+
+    def _run_rows(self, batch: Batch, error: Exception) -> StepResult:
+        """Run a step that raised again, each row as a batch of its own."""
+        count = len(batch.rows)
+        logger.error(
+            "step %d raised; running its %d rows one by one", batch.step, count, exc_info=error
+        )
+        results = []
+        for row in batch.rows:
+            starts = [start for start in batch.starts if start.slot == row.slot]
+            try:
+                step = self._launch(Batch(step=batch.step, rows=[row], starts=starts))
+                results += step.result().rows
+            except Exception as row_error:
+                results.append(_failed(row, row_error))
+        return StepResult(batch=batch, rows=results)
+
+
+def _failed(row: Row, error: Exception) -> RowResult:
+    lines = str(error).splitlines() or [""]
+    message = f"the engine failed on this request: {type(error).__name__}: {lines[0][:200]}"
+    return RowResult(slot=row.slot, generation=row.generation, error=message)

@@ -1,0 +1,93 @@
+"""The engine's end of the wire: a ROUTER socket, typed messages, and the clients behind it."""
+
+from __future__ import annotations
+
+import msgspec
+import zmq
+
+from tokenspeed.engine.messages import Attach, FromEngine, ToEngine
+from tokenspeed.log import logger
+
+FIRST_CLIENT_MS = 30_000
+LINGER_MS = 2_000
+"""How long a closing socket may take to hand over what was sent last."""
+
+
+class EngineLink:
+    """Not thread-safe. `clients` are the identities of those who attached.
+
+    Queues have no limit of their own: a client reads its socket all the time and keeps no more than
+    its open requests can hold, and a dropped delta would corrupt a stream.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.clients: list[bytes] = []
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # a send to a client that is gone says so
+        self._socket.set(zmq.LINGER, LINGER_MS)
+        self._socket.bind(address)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._backlog: list[tuple[bytes, ToEngine]] = []
+        self._news: FromEngine | None = None
+
+    def wait_for_client(self) -> None:
+        """Return when the first client has attached; raises TimeoutError if none does."""
+        while not self.clients:
+            if not self._socket.poll(FIRST_CLIENT_MS):
+                raise TimeoutError("no client attached to the engine")
+            self._drain()
+
+    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, ToEngine]]:
+        """All messages that are here, after waiting up to `timeout_ms` (None: for ever) for one."""
+        if not self._backlog:
+            self._socket.poll(timeout_ms)
+        self._drain()
+        messages, self._backlog = self._backlog, []
+        return messages
+
+    def peek(self) -> list[ToEngine]:
+        """What has come so far, left in place for `receive`."""
+        self._drain()
+        return [message for _, message in self._backlog]
+
+    def send(self, client: bytes, message: FromEngine) -> bool:
+        """Send; False, and the client is forgotten, if it is gone."""
+        try:
+            self._socket.send_multipart([client, self._encoder.encode(message)])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.clients.remove(client)
+            return False
+        return True
+
+    def announce(self, message: FromEngine) -> None:
+        """Send to everyone, and to whoever attaches later until there is other news."""
+        self._news = message
+        self._drain()
+        for client in list(self.clients):
+            self.send(client, message)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def _drain(self) -> None:
+        while self._socket.poll(0):
+            frames = self._socket.recv_multipart()
+            try:
+                client, body = frames
+                message = self._decoder.decode(body)
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                logger.warning("dropped a message that cannot be read: %s", error)
+                continue
+            if not isinstance(message, Attach):
+                self._backlog.append((client, message))
+            elif client not in self.clients:
+                self.clients.append(client)
+                if self._news is not None:
+                    self.send(client, self._news)

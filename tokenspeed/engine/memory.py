@@ -1,0 +1,76 @@
+"""How many pages the KV pool gets: what was asked for, or what the machine has to spare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tokenspeed.config import CacheConfig
+from tokenspeed.options import ConfigError
+
+CPU_CAP_BYTES = 4 << 30
+"""The pool of a CPU engine is never larger unless --max-total-tokens asks for it: the machine is
+shared, and a CPU cannot fill more in useful time.
+"""
+
+
+def count_pages(
+    cache: CacheConfig,
+    page_bytes: int,
+    *,
+    useful_tokens: int,
+    needed_tokens: int,
+    device: torch.device,
+) -> int:
+    """Pages of `cache.block_size` tokens, `page_bytes` each.
+
+    `useful_tokens` is the most that all running requests can hold. Raises ConfigError, with a value
+    that works, if `needed_tokens` do not fit: one request of the asked length, or one token.
+    """
+    size = cache.block_size
+    if cache.max_total_tokens is not None:
+        num_pages = -(-cache.max_total_tokens // size)
+        source = f"--max-total-tokens {cache.max_total_tokens}"
+    else:
+        budget = _budget(cache.gpu_memory_utilization, device)
+        num_pages = min(-(-useful_tokens // size), budget // page_bytes)
+        source = f"{_mib(budget)} of memory for it"
+    num_needed = -(-needed_tokens // size)
+    if num_pages < num_needed:
+        remedy = f"lower --max-model-len to {num_pages * size} or " if num_pages else ""
+        raise ConfigError(
+            f"the KV cache needs {num_needed * size} tokens ({_mib(num_needed * page_bytes)}) for "
+            f"one request of full length, but has {num_pages * size} ({source}); {remedy}give it "
+            "more with --max-total-tokens or --gpu-memory-utilization"
+        )
+    return num_pages
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MiB"
+
+
+def _budget(share: float, device: torch.device) -> int:
+    """Bytes for the pool, measured when the weights are in place. On a GPU the share is of all of
+    its memory and what lies outside is left for activations; on a CPU it is of what is free.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1.0 - share) * total))
+    return min(int(share * available_ram()), CPU_CAP_BYTES)
+
+
+def available_ram(root: Path = Path("/")) -> int:
+    """Bytes that this process may still take: free on the machine, and within its cgroup (v2)."""
+    fields = dict(
+        line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines() if line
+    )
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit = int((group / "memory.max").read_text())
+        available = min(available, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no cgroup of ours, or "max": no limit
+        pass
+    return max(0, available)

@@ -1,0 +1,175 @@
+"""The engine process: `python -m tokenspeed.engine.process`, started by an `EngineClient`.
+
+    stdin    one line of JSON (`messages.Launch`); then silence, and its end is the parent's end
+    socket   messages in, one message a step and client out
+    stderr   the log, and last words
+
+It blocks while idle. A message that cannot be read is logged and dropped; a request that cannot be
+served gets a delta with an error; only a bug in the loop itself ends the process, after saying so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from tokenspeed.engine.build import build_engine
+from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.link import EngineLink
+from tokenspeed.engine.messages import (
+    Abort,
+    Failed,
+    Launch,
+    Loading,
+    Shutdown,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+from tokenspeed.log import logger, setup_logging
+from tokenspeed.options import ConfigError
+from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta
+from tokenspeed.text.errors import ModelError
+
+IDLE_CHECK_MS = 1000
+"""Idle for this long, the engine checks its invariants once before it blocks."""
+
+
+class Server:
+    """Joins a link and an engine: who asked for what, and to whom each delta goes."""
+
+    def __init__(self, engine: Engine, link: EngineLink) -> None:
+        self._engine = engine
+        self._link = link
+        self._owners: dict[str, bytes] = {}
+        self._outbox: dict[bytes, list[RequestDelta]] = {}
+
+    def run(self) -> None:
+        """Serve until a client asks for the end."""
+        is_checked = False
+        while True:
+            stepping = self._engine.has_work
+            timeout_ms = 0 if stepping else None if is_checked else IDLE_CHECK_MS
+            messages = self._link.receive(timeout_ms)
+            for client, message in messages:
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(client, message)
+            if stepping or self._engine.has_work:
+                self._post(self._engine.step())
+                is_checked = False
+            elif not messages and not is_checked:
+                self._engine.check()
+                is_checked = True
+            if stepping or self._outbox:
+                self._send()
+
+    def _handle(self, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Abort):
+            self._post(self._engine.abort(message.request_ids))
+        elif isinstance(message, Submit):
+            request_id = message.request.id
+            error = "its id is in use" if request_id in self._owners else self._add(message)
+            if error is None:
+                self._owners[request_id] = client
+                return
+            delta = RequestDelta(
+                request_id=request_id, finish_reason=FinishReason.ERROR, error=error
+            )
+            self._outbox.setdefault(client, []).append(delta)
+
+    def _add(self, message: Submit) -> str | None:
+        """Queue a request; the reason if it cannot be."""
+        try:
+            self._engine.add(message.request)
+        except InvalidRequest as error:
+            return str(error)
+        except Exception as error:
+            logger.exception("request %s could not be queued", message.request.id)
+            return f"the engine failed on this request: {type(error).__name__}: {error}"
+        return None
+
+    def _post(self, deltas: list[RequestDelta]) -> None:
+        for delta in deltas:
+            client = self._owners.get(delta.request_id)
+            if client is None:
+                continue
+            if delta.finish_reason is not None:
+                del self._owners[delta.request_id]
+            self._outbox.setdefault(client, []).append(delta)
+
+    def _send(self) -> None:
+        """One message to every client. Requests of a client that is gone are aborted."""
+        outbox, self._outbox = self._outbox, {}
+        stats = self._engine.stats
+        for client in self._link.clients:
+            if not self._link.send(client, StepOutputs(outbox.get(client, []), stats)):
+                lost = [key for key, owner in self._owners.items() if owner == client]
+                logger.warning("a client is gone; aborting its %d requests", len(lost))
+                self._engine.abort(lost)
+                for key in lost:
+                    del self._owners[key]
+
+
+def main() -> int:
+    """Run the process; its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
+    os.dup2(2, 1)  # what a library prints belongs to the log
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    threading.Thread(target=_end_with_parent, args=(launch.address,), daemon=True).start()
+    setup_logging(launch.config.server.log_level)
+    link = EngineLink(launch.address)
+    try:
+        link.wait_for_client()
+        return _load_and_serve(launch, link)
+    finally:
+        link.close()
+
+
+def _load_and_serve(launch: Launch, link: EngineLink) -> int:
+    began = time.monotonic()
+
+    def progress(phase: str, detail: str) -> None:
+        if any(isinstance(message, Shutdown) for message in link.peek()):
+            raise SystemExit(0)
+        link.announce(Loading(phase, detail))
+
+    try:
+        engine = build_engine(launch.config, progress)
+    except (ModelError, ConfigError) as error:
+        logger.error("%s", error)
+        link.announce(Failed(str(error)))
+        return 1
+    except Exception as error:
+        logger.exception("the engine could not start")
+        link.announce(Failed(f"the engine could not start: {type(error).__name__}: {error}"))
+        return 1
+    link.announce(msgspec.structs.replace(engine.ready, seconds=time.monotonic() - began))
+    try:
+        Server(engine, link).run()
+    except Exception as error:
+        logger.exception("the engine died")
+        link.announce(Failed(f"the engine died: {type(error).__name__}: {error}"))
+        return 1
+    return 0
+
+
+def _end_with_parent(address: str) -> None:
+    """The parent holds the other end of our stdin: when it is gone, however it went, so are we."""
+    while os.read(0, 4096):
+        pass
+    path = Path(address.removeprefix("ipc://"))
+    path.unlink(missing_ok=True)
+    if path.parent.exists() and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
