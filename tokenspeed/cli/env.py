@@ -7,6 +7,7 @@ that cannot be imported is a finding like any other.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -57,7 +58,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "ulimit soft", str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield from _device_facts()
     for package in PACKAGES:
-        yield package, _attempt(lambda package=package: importlib.metadata.version(package))
+        yield package, _attempt(functools.partial(importlib.metadata.version, package))
     for name in sorted(os.environ):
         if name.startswith(PREFIXES):
             hidden = any(word in name for word in SECRETS)
@@ -79,7 +80,7 @@ def _device_facts() -> Iterator[tuple[str, str]]:
     )
     yield "GPUs", _attempt(_gpus)
     yield "CUDA_HOME", os.environ.get("CUDA_HOME", _NOT_FOUND)
-    yield "NVCC", _run("nvcc", "--version").splitlines()[-1]
+    yield "NVCC", _run("nvcc", "--version").splitlines()[-1].strip()
     yield "Driver", _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     yield "NVIDIA topology", _run("nvidia-smi", "topo", "-m")
 

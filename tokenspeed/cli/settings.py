@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tokenspeed.cli.flags import Flags, Read
-from tokenspeed.cli.scan import Given, Takes
-from tokenspeed.cli.values import from_words, from_yaml
+from tokenspeed.cli.scan import Takes
+from tokenspeed.cli.settings_file import read_file
+from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS, Config, make_config
-from tokenspeed.options import ConfigError, Option, options_of, suggest
+from tokenspeed.options import ConfigError, Option, options_of
 
-MAX_FILE_BYTES = 1 << 20
 ENVIRONMENT = "TOKENSPEED_"
 COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
 """Flags of every command that takes options. `--help` never gets here."""
@@ -63,7 +61,7 @@ def resolve(
     _take_model(line, words)
     layers = [_read_environment(environ)]
     if "--config" in line.own:
-        layers.append(_read_file(Path(line.own["--config"][0]), own))
+        layers.append(read_file(Path(line.own["--config"][0]), own))
     layers.append(line)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -108,62 +106,6 @@ def _read_environment(environ: Mapping[str, str]) -> Read:
             raise ConfigError(f"{variable} {error}{hint}") from None
         read.sources[option.name] = f"environment {variable}"
     return read
-
-
-def _read_file(path: Path, own: Mapping[str, Takes]) -> Read:
-    """A YAML mapping of long flag names; keys of other engines get the answers of the table."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        entries = yaml.safe_load(content) if len(content) <= MAX_FILE_BYTES else None
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--config {path} is not valid YAML: {reason}") from None
-    if entries is None and len(content) <= MAX_FILE_BYTES:
-        entries = {}
-    if not isinstance(entries, dict):
-        raise ConfigError(f"--config {path} must hold a mapping of option names, at most 1 MiB")
-    flags = Flags(OPTIONS.values(), {})
-    read = Read()
-    for key, value in entries.items():
-        name = f"--{key}".replace("_", "-")
-        if name in own:
-            raise ConfigError(f"{path}: {key} can stand on the command line only")
-        try:
-            _take_entry(flags, read, name, str(key), value)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-    read.sources.update({name: f"{path} {source}" for name, source in read.sources.items()})
-    return read
-
-
-def _take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:
-    if name in flags.options and flags.options[name][1]:
-        option = flags.options[name][0]
-        if isinstance(value, str) and not option.is_list:
-            flags.take(Given(name, key, (value,)), read)
-            return
-        try:
-            read.values[option.name] = from_yaml(option, value)
-        except ConfigError as error:
-            raise ConfigError(f"{key} {error}") from None
-        read.sources[option.name] = key
-    elif name not in flags.takes:
-        known = [flag.removeprefix("--") for flag in flags.takes]
-        raise ConfigError(f"{key} is not an option{suggest(name.removeprefix('--'), known)}")
-    elif flags.takes[name] is Takes.NOTHING:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false")
-        negative = "--no-" + name.removeprefix("--")
-        # A switch that is false and has no --no- form is one that was not given.
-        if value or negative in flags.takes:
-            flags.take(Given(name if value else negative, key, ()), read)
-    else:
-        words = value if isinstance(value, list) else [value]
-        texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
-        flags.take(Given(name, key, tuple(texts)), read)
 
 
 def _line(option: Option, value: Any, source: str) -> str:

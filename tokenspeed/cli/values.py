@@ -45,7 +45,7 @@ def from_yaml(option: Option, value: Any) -> Any:
         return from_words(option, [_plain(entry) for entry in value])
     if isinstance(value, str):
         return from_words(option, [value])
-    if option.is_list or option.kind is str:
+    if option.is_list or (option.kind is str and value is not None):
         return from_words(option, [_plain(value)])
     option.check(value)
     return value

@@ -1,0 +1,210 @@
+"""Layers of settings, their sources, and what is said about flags that cannot be taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenspeed.cli.settings import resolve
+from tokenspeed.config import OPTIONS, Config
+from tokenspeed.options import ConfigError
+
+
+def file_of(folder: Path, text: str) -> list[str]:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return ["--config", str(path)]
+
+
+def test_nothing_said_is_the_default() -> None:
+    resolved = resolve([], {})
+    assert resolved.config == Config()
+    assert not resolved.sources and not resolved.notes
+
+
+def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "port: 2\nmax-num-seqs: 20\nmax_model_len: 4k\n")
+    environ = {"TOKENSPEED_PORT": "3", "TOKENSPEED_MAX_NUM_SEQS": "30", "TOKENSPEED_SEED": "7"}
+    resolved = resolve(["--port", "1", *file], environ)
+    config = resolved.config
+    assert (config.server.port, config.scheduler.max_num_seqs) == (1, 20)
+    assert (config.model.max_model_len, config.model.seed) == (4000, 7)
+    assert resolved.sources["port"] == "--port"
+    assert resolved.sources["max_num_seqs"].endswith("serve.yaml max-num-seqs")
+    assert resolved.sources["seed"] == "environment TOKENSPEED_SEED"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["m"], "model", "m"),
+        (["--model", "m"], "model", "m"),
+        (["--model-path=m"], "model", "m"),
+        (["--", "-m"], "model", "-m"),
+        (["--context-length", "8"], "max_model_len", 8),
+        (["--max_model_len", "8"], "max_model_len", 8),
+        (["--mem-fraction-static", "0.5"], "gpu_memory_utilization", 0.5),
+        (["--max-num-batched-tokens", "64"], "chunked_prefill_size", 64),
+        (["--shutdown-timeout", "5"], "drain_timeout", 5.0),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--disable-radix-cache"], "enable_prefix_caching", False),
+        (["--enable-prefix-caching=false"], "enable_prefix_caching", False),
+        (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
+        (["--no-disable-overlap-schedule"], "disable_overlap_schedule", False),
+        (["--page-size", "8"], "block_size", 8),
+        (["--seed", "1", "--seed", "2"], "seed", 2),
+        (["--served-model-name", "a", "b"], "served_model_name", ("a", "b")),
+        (["--served-model-name", "a", "--served-model-name", "b"], "served_model_name", ("a", "b")),
+        (["-O0"], "level", 0),
+        (["-O", "0"], "level", 0),
+        (["-O=0"], "level", 0),
+        (["--enforce-eager"], "level", 0),
+        (["--optimization-level", "0"], "level", 0),
+        (["--generation-config", "vllm"], "generation_config", "none"),
+        (["--attention-backend", "trtllm_mla"], "attention_backend", "auto"),
+    ],
+)
+def test_command_lines(words: list[str], name: str, value: object) -> None:
+    config = resolve(words, {}).config
+    assert {**vars(config.model), **vars(config.cache), **vars(config.scheduler)}.get(
+        name, {**vars(config.compile), **vars(config.server)}.get(name)
+    ) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean --max-model-len?"),
+        (["--frobnicate"], "unknown flag --frobnicate"),
+        (["a", "b"], "takes one model, got also 'b'"),
+        (["a", "--model", "b"], "the model is given twice"),
+        (["-O3"], "-O must be one of: 0; got 3"),
+        (["--port"], "--port needs a value"),
+        (["--port", "--seed", "1"], "--port needs a value"),
+        (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
+        (["--seed", "-1"], "--seed must be from 0"),
+        (["--tp", "2"], "--tp 2 is not supported: one device is used now; 1 is accepted"),
+        (
+            ["--speculative-config.method", "mtp"],
+            "--speculative-config.method mtp is not supported",
+        ),
+        (["--trust-remote-code=1"], "--trust-remote-code takes no value"),
+        (["--no-enable-chunked-prefill"], "always prefilled in chunks"),
+        (["--config", "/does/not/exist"], "--config /does/not/exist: No such file"),
+    ],
+)
+def test_refusals(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(words, {})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_granted_flags_are_said_aloud() -> None:
+    resolved = resolve(["--trust-remote-code", "--tp=1", "--attention-backend", "fa3"], {})
+    assert len(resolved.notes) == 3
+    assert "none is run" in resolved.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"TOKENSPEED_PORT": "tcp://10.0.0.1:8000"}, "TOKENSPEED_PORT must be a whole number"),
+        ({"TOKENSPEED_PORT": "tcp://10.0.0.1:8000"}, "enableServiceLinks"),
+        ({"TOKENSPEED_API_KEY": ""}, "TOKENSPEED_API_KEY is empty"),
+    ],
+)
+def test_bad_environment(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve([], environ)
+    assert says in str(caught.value)
+
+
+def test_environment_lists_and_blanks() -> None:
+    environ = {"TOKENSPEED_API_KEY": "one two", "TOKENSPEED_DTYPE": " "}
+    config = resolve([], environ).config
+    assert config.server.api_key == ("one", "two")
+    assert config.model.dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max_modle_len: 1", "max_modle_len is not an option; did you mean max-model-len?"),
+        ("port: 70000", "port must be from 0 to 65535"),
+        ("tensor-parallel-size: 2", "tensor-parallel-size 2 is not supported"),
+        ("trust_remote_code: sure", "trust_remote_code must be true or false"),
+        ("print-config: true", "can stand on the command line only"),
+        ("- port", "must hold a mapping"),
+        ("a: [", "is not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("a: &a [*a]", "is not an option"),
+        ("#" * (1 << 21), "is larger than 1048576 bytes"),
+        ("quantization: 2024-01-01", "quantization 2024-01-01 is not supported"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(file_of(tmp_path, text), {})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_of_other_engines(tmp_path: Path) -> None:
+    text = (
+        "model: m\ntensor-parallel-size: 1\ntrust-remote-code: true\nenforce_eager: true\n"
+        "disable-radix-cache: false\nserved-model-name: [a, b]\n"
+        "compilation-config: {mode: 3}\nattention-backend: flashinfer\n"
+    )
+    resolved = resolve(file_of(tmp_path, text), {})
+    assert resolved.config.model.served_model_name == ("a", "b")
+    assert resolved.config.cache.enable_prefix_caching
+    assert len(resolved.notes) == 4
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert resolve(file_of(tmp_path, "# nothing\n"), {}).config == Config()
+
+
+def test_listing_is_a_settings_file_without_secrets(tmp_path: Path) -> None:
+    words = ["m", "--max-model-len", "4k", "--api-key", "hunter2", "--served-model-name", 'a"b']
+    resolved = resolve([*words, "--trust-remote-code"], {})
+    text = resolved.listing()
+    assert "hunter2" not in text
+    assert "max_model_len: 4000  # --max-model-len" in text
+    assert yaml.safe_load(text).keys() == OPTIONS.keys() - {"api_key"}
+    again = resolve([*file_of(tmp_path, text), "--api-key", "hunter2"], {})
+    assert again.config == resolved.config
+
+
+WORDS = st.sampled_from(
+    [
+        "-O0",
+        "-O",
+        "--",
+        "--port",
+        "--port=1",
+        "--tp",
+        "1",
+        "-1",
+        "--no-x",
+        "m",
+        "--api-key",
+        "=",
+        "-",
+    ]
+)
+
+
+@given(st.lists(WORDS | st.text(max_size=8), max_size=6))
+def test_any_command_line_is_taken_or_refused_in_one_line(words: list[str]) -> None:
+    if any(word.startswith("--config") for word in words):
+        return
+    try:
+        resolve(words, {})
+    except ConfigError as error:
+        assert str(error)

@@ -1,0 +1,86 @@
+"""A settings file: a YAML mapping whose keys are long flag names, with dashes or underscores.
+
+Keys are read as flags are: options by their names and aliases, other engines' flags by the answers
+of the table, so a file written for another engine works or says why not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tokenspeed.cli.flags import Flags, Read
+from tokenspeed.cli.scan import Given, Takes
+from tokenspeed.cli.values import from_yaml
+from tokenspeed.config import OPTIONS
+from tokenspeed.options import ConfigError, suggest
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
+    """What a file says. `own` are flags that make sense on the command line only."""
+    flags = Flags(OPTIONS.values(), {})
+    read = Read()
+    for key, value in _load(path).items():
+        name = f"--{key}".replace("_", "-")
+        try:
+            if name in own:
+                raise ConfigError(f"{key} can stand on the command line only")
+            _take_entry(flags, read, name, str(key), value)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    read.sources.update({name: f"{path} {source}" for name, source in read.sources.items()})
+    return read
+
+
+def _load(path: Path) -> dict[Any, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise ConfigError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes")
+        entries = yaml.safe_load(content)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, RecursionError, UnicodeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--config {path} is not valid YAML: {reason}") from None
+    if entries is None:
+        return {}
+    if not isinstance(entries, dict):
+        raise ConfigError(f"--config {path} must hold a mapping of option names to values")
+    return entries
+
+
+def _take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:
+    if name in flags.options and flags.options[name][1]:
+        option = flags.options[name][0]
+        if isinstance(value, str) and not option.is_list:
+            flags.take(Given(name, key, (value,)), read)
+            return
+        try:
+            read.values[option.name] = from_yaml(option, value)
+        except ConfigError as error:
+            raise ConfigError(f"{key} {error}") from None
+        read.sources[option.name] = key
+    elif name not in flags.takes:
+        known = [flag.removeprefix("--") for flag in flags.takes]
+        raise ConfigError(f"{key} is not an option{suggest(name.removeprefix('--'), known)}")
+    elif flags.takes[name] is Takes.NOTHING:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false")
+        negative = "--no-" + name.removeprefix("--")
+        # A switch that is false and has no --no- form is one that was not given.
+        if value or negative in flags.takes:
+            flags.take(Given(name if value else negative, key, ()), read)
+    else:
+        words = value if isinstance(value, list) else [value]
+        texts = [
+            json.dumps(each, default=str) if isinstance(each, dict) else str(each) for each in words
+        ]
+        flags.take(Given(name, key, tuple(texts)), read)
