@@ -1,4 +1,4 @@
-"""A module without values: built on the meta device in its dtype, then given storage."""
+"""A module with storage and no values: made in its dtype, on its device, drawing no numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 class _NoDraws(TorchFunctionMode):
-    """Initialisers draw nothing. On meta there is nothing to draw, but `normal_` would import
-    torch._dynamo for it, a second or two of every start.
+    """Initialisers leave memory as it is. (The usual way, building on the meta device, imports
+    torch._dynamo for `normal_` and sympy for `empty_like`: seconds of every start.)
     """
 
     def __torch_function__(
@@ -29,7 +29,7 @@ class _NoDraws(TorchFunctionMode):
 def empty_model(
     make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device | str
 ) -> nn.Module:
-    """Run `make` without storage, allocate on `device`, and compute the buffers (`fill_buffers`).
+    """Run `make` without initialising, and compute the buffers (`fill_buffers`).
 
     Parameters hold whatever the memory held: `load_weights` fills each exactly once. They have the
     dtype because they are made in it; buffers keep their own.
@@ -37,10 +37,10 @@ def empty_model(
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("meta"), _NoDraws():
+        with torch.device(device), _NoDraws():
             model = make()
     finally:
         torch.set_default_dtype(previous)
-    model = model.requires_grad_(False).eval().to_empty(device=device)
+    model = model.requires_grad_(False).eval()
     cast(Any, model).fill_buffers()
     return model
