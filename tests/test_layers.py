@@ -28,6 +28,7 @@ LAYERS = (
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 
 HEAVY_IMPORTS = {
+    "tokenspeed/loader/gguf.py": "gguf",
     "tokenspeed/text/hub.py": "huggingface_hub",
     "tokenspeed/text/slow_tokenizer.py": "transformers",
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from tokenspeed.cli import pages
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
-from tokenspeed.server.serve import serve
+
+_SERVER = "tokenspeed.server.serve"
+"""Imported when it is needed: help does not wait for it, nor does it fail where that does."""
 
 _HEAD = """
 usage: tokenspeed serve [MODEL] [options]
@@ -41,4 +44,5 @@ def main(argv: list[str]) -> int:
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:
         logger.info("%s", note)
-    return serve(resolved.config)
+    status: int = importlib.import_module(_SERVER).serve(resolved.config)
+    return status
