@@ -1,0 +1,337 @@
+"""The offline face: `LLM(model).generate(prompts)`, with the engine in this process.
+
+    llm = LLM("smollm2", max_model_len=2048)
+    for output in llm.chat([{"role": "user", "content": "Hello"}]):
+        print(output.outputs[0].text)
+
+Results come in the order of the prompts. A request without a seed gets one from the engine's `seed`
+option and a counter, so that a program run again gives the same tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import msgspec
+from tqdm import tqdm
+
+from tokenspeed.config import GROUPS, OPTIONS, Config, make_config
+from tokenspeed.engine.build import build_engine
+from tokenspeed.engine.engine import Engine
+from tokenspeed.log import logger
+from tokenspeed.options import options_of, suggest
+from tokenspeed.request import (
+    MAX_SEED,
+    CompletionOutput,
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    RequestDelta,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprob,
+)
+from tokenspeed.text.chat import ChatTemplate
+from tokenspeed.text.output import OutputText
+from tokenspeed.text.sampling_defaults import sampling_defaults
+from tokenspeed.text.source import resolve_model
+from tokenspeed.text.template_file import read_template_file
+from tokenspeed.text.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+_BAR_S = 0.2
+"""How often the speeds beside the progress bar change."""
+
+
+@dataclass
+class _Sample:
+    """One sequence on its way."""
+
+    text_side: OutputText
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def push(self, delta: RequestDelta) -> bool:
+        """Take a delta; whether the engine must be told to stop."""
+        new = self.text_side.push(delta)
+        self.text += new.text
+        self.token_ids += new.token_ids
+        self.logprobs += new.logprobs or []
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
+        if delta.error is not None:
+            logger.warning("request %s failed: %s", delta.request_id, delta.error)
+        return new.must_abort
+
+
+class LLM:
+    """A model, ready to generate. Options are those of `tokenspeed serve`, with underscores, except
+    the server's own. Not thread-safe. Free it with `close`, or use it in a `with` block.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self.config = _configure(model, options)
+        settings = self.config.model
+        self._engine: Engine | None = build_engine(self.config, _log_progress)
+        source = resolve_model(
+            settings.model,
+            revision=settings.revision,
+            download_dir=settings.download_dir,
+            need_weights=settings.load_format != "dummy",
+        )
+        self._defaults = sampling_defaults(source) if settings.generation_config == "auto" else {}
+        self._tokenizer: Tokenizer | None = None
+        self._template = ChatTemplate(None)
+        if not settings.skip_tokenizer_init:
+            self._tokenizer = load_tokenizer(source, settings.tokenizer)
+            template = self._tokenizer.chat_template
+            if settings.chat_template is not None:
+                template = read_template_file(Path(settings.chat_template))
+            self._template = ChatTemplate(template, self._tokenizer.special_tokens)
+        self._counter = itertools.count()
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens that prompt and output may have together."""
+        return self.engine.ready.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; InvalidRequest under `skip_tokenizer_init`."""
+        if self._tokenizer is None:
+            raise InvalidRequest("text needs a tokenizer, but skip_tokenizer_init is set", "prompt")
+        return self._tokenizer
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("this LLM is closed")
+        return self._engine
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What `generate` takes if nothing is given: the model's own defaults."""
+        return SamplingParams(**cast(Any, self._defaults))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or several, each a text or a list of token ids.
+
+        `sampling_params` are for all prompts or one for each. The progress bar is shown on a
+        terminal, or as `use_tqdm` says. Raises InvalidRequest before anything runs.
+        """
+        several = _as_list(prompts)
+        texts = [prompt if isinstance(prompt, str) else None for prompt in several]
+        ids = [
+            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for prompt in several
+        ]
+        return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several. With `continue_final_message` the last message is
+        continued instead (and `add_generation_prompt` must be false).
+        """
+        is_one = bool(messages) and isinstance(messages[0], dict)
+        conversations = cast(list[list[Message]], [messages] if is_one else messages)
+        texts = [
+            self._template.render(
+                list(conversation),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
+
+    def close(self) -> None:
+        """Let go of the model and its memory. May be called again."""
+        self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """One for each prompt."""
+        if given is None:
+            given = self.default_sampling_params()
+        params = [given] * count if isinstance(given, SamplingParams) else list(given)
+        if len(params) != count:
+            raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts")
+        if self._tokenizer is None and any(each.stop for each in params):
+            raise InvalidRequest("stop strings need a tokenizer, but skip_tokenizer_init is set")
+        return params
+
+    def _generate(
+        self,
+        texts: Sequence[str | None],
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        use_tqdm: bool | None,
+    ) -> list[RequestOutput]:
+        groups = [self._requests(ids, each) for ids, each in zip(prompts, params, strict=True)]
+        requests = [request for group in groups for request in group]
+        samples = {each.id: _Sample(OutputText(self._tokenizer, each)) for each in requests}
+        hidden = None if use_tqdm is None else not use_tqdm  # None: unless on a terminal
+        with tqdm(total=len(groups), desc="Processed prompts", disable=hidden) as bar:
+            self._run(requests, samples, _Bar(bar, groups))
+        return [
+            _output(text, group, [samples[request.id] for request in group])
+            for text, group in zip(texts, groups, strict=True)
+        ]
+
+    def _requests(self, prompt_ids: list[int], params: SamplingParams) -> list[GenerateRequest]:
+        """The sequences of one prompt. Only the first scores it: the prompt's log-probabilities are
+        those of all its samples.
+        """
+        number = next(self._counter)
+        seed = params.seed
+        if seed is None:
+            seed = (self.config.model.seed + number) & MAX_SEED
+        unscored = msgspec.structs.replace(params, prompt_logprobs=None)
+        return [
+            GenerateRequest(
+                id=f"{number}-{index}",
+                prompt_ids=prompt_ids,
+                params=unscored if index else params,
+                seed=seed,
+                sample_index=index,
+            )
+            for index in range(params.n)
+        ]
+
+    def _run(self, requests: list[GenerateRequest], samples: dict[str, _Sample], bar: _Bar) -> None:
+        """Run until all have ended. Nothing is left in the engine, however this ends."""
+        engine = self.engine
+        try:
+            for request in requests:
+                engine.add(request)
+            while engine.has_work:
+                for delta in engine.step():
+                    sample = samples[delta.request_id]
+                    if sample.push(delta):
+                        engine.abort([delta.request_id])
+                    bar.add(delta, sample)
+        finally:
+            engine.abort([key for key, sample in samples.items() if sample.finish_reason is None])
+
+
+class _Bar:
+    """The progress bar: prompts that are done, and tokens a second in and out so far."""
+
+    def __init__(self, bar: tqdm[Any], requests: Sequence[Sequence[GenerateRequest]]) -> None:
+        self._bar = bar
+        self._group_of = {each.id: group for group in requests for each in group}
+        self._num_open = {id(group): len(group) for group in requests}
+        self._began = self._shown = time.monotonic()
+        self._num_in = 0
+        self._num_out = 0
+
+    def add(self, delta: RequestDelta, sample: _Sample) -> None:
+        group = self._group_of[delta.request_id]
+        if len(sample.token_ids) == len(delta.token_ids):  # its first
+            self._num_in += len(group[0].prompt_ids)
+        self._num_out += len(delta.token_ids)
+        now = time.monotonic()
+        if now - self._shown > _BAR_S:
+            self._shown = now
+            seconds = now - self._began
+            self._bar.set_postfix_str(
+                f"in: {self._num_in / seconds:.0f} tok/s, out: {self._num_out / seconds:.0f} tok/s"
+            )
+        if sample.finish_reason is not None:
+            self._num_open[id(group)] -= 1
+            self._bar.update(self._num_open[id(group)] == 0)
+
+
+def _output(
+    prompt: str | None, requests: list[GenerateRequest], samples: list[_Sample]
+) -> RequestOutput:
+    outputs = []
+    for index, (request, sample) in enumerate(zip(requests, samples, strict=True)):
+        assert sample.finish_reason is not None, f"request {request.id} has no end"
+        outputs.append(
+            CompletionOutput(
+                index=index,
+                text=sample.text,
+                token_ids=sample.token_ids,
+                finish_reason=sample.finish_reason.value,
+                stop_reason=sample.stop_reason,
+                logprobs=sample.logprobs if request.params.logprobs is not None else None,
+            )
+        )
+    return RequestOutput(
+        request_id=requests[0].id,
+        prompt=prompt,
+        prompt_token_ids=requests[0].prompt_ids,
+        outputs=outputs,
+        prompt_logprobs=samples[0].prompt_logprobs,
+        num_cached_tokens=samples[0].num_cached_tokens,
+    )
+
+
+def _configure(model: str, options: dict[str, Any]) -> Config:
+    """Settings from keywords; TypeError for an unknown name, ConfigError for a bad value."""
+    server = {each.name for each in options_of(GROUPS["server"])}
+    known = OPTIONS.keys() - server
+    for name in options:
+        if name in server:
+            raise TypeError(f"LLM() takes no option {name!r}: it is the server's")
+        if name not in known:
+            raise TypeError(f"LLM() takes no option {name!r}{suggest(name, known)}")
+    values = {"model": model, **options}
+    return make_config(
+        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
+
+
+def _log_progress(phase: str, detail: str) -> None:
+    logger.debug("loading: %s %s", phase, detail)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
