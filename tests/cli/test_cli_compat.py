@@ -116,7 +116,7 @@ def test_a_recipe_in_detail() -> None:
         "--attention-backend": "granted",
         "--moe-backend": "granted",
         "--sampling-backend": "granted",
-        "--enable-log-request-stats": "works",
+        "--enable-log-request-stats": "granted",
     }
     debugging = answers(RECIPES["debugging"])
     assert "refused" not in debugging.values()

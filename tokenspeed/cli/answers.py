@@ -14,9 +14,10 @@ from tokenspeed.cli.scan import Takes
 
 @dataclass(frozen=True, kw_only=True)
 class Same:
-    """Another spelling: these words are read in its place, or these after `--no-`."""
+    """Another spelling: these words are read in its place. `why` says what differs, if anything."""
 
     words: tuple[str, ...]
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +53,14 @@ class Known:
         if self.values and isinstance(self.answer, Refused) and set(words) <= set(self.values):
             return Granted(why=self.answer.why)
         if isinstance(self.answer, Same) and self.takes is not Takes.NOTHING:
-            return Same(words=(*self.answer.words, *words))
+            return Same(words=(*self.answer.words, *words), why=self.answer.why)
         return self.answer
 
 
-def same(names: str, words: str, *, takes: Takes = Takes.NOTHING, off: str = "") -> Known:
-    """A flag that stands for words of our own; `off` are the words for its `--no-` form."""
-    negative = Same(words=tuple(off.split())) if off else None
-    return Known(
-        names=tuple(names.split()),
-        takes=takes,
-        answer=Same(words=tuple(words.split())),
-        off=negative,
-    )
+def same(names: str, words: str, *, takes: Takes = Takes.NOTHING, why: str = "") -> Known:
+    """A flag that stands for words of our own."""
+    answer = Same(words=tuple(words.split()), why=why)
+    return Known(names=tuple(names.split()), takes=takes, answer=answer)
 
 
 def always(names: str, why: str) -> Known:

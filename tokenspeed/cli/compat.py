@@ -22,7 +22,6 @@ _ROOM = "the KV pool is all that is kept on the device: --max-total-tokens or a 
 TABLE: Table = {
     "Model": (
         same("--tokenizer-path", "--tokenizer", takes=_ONE),
-        same("--tokenizer-revision", "--revision", takes=_ONE),
         same("--random-seed", "--seed", takes=_ONE),
         same("--max-seq-len --max-seqlen", "--max-model-len", takes=_ONE),
         either("--trust-remote-code", "no repository code is needed and none is run"),
@@ -35,6 +34,7 @@ TABLE: Table = {
         refused("--hf-overrides --json-model-override-args", "edit a copy of config.json instead"),
         refused("--hf-token", "set HF_TOKEN in the environment: command lines are public"),
         refused("--code-revision --hf-config-path", "no repository code is run; use --revision"),
+        refused("--tokenizer-revision", "model and tokenizer have one revision: --revision"),
         refused(
             "--override-generation-config --preferred-sampling-params",
             "edit the folder's generation_config.json, or set it in each request",
@@ -56,7 +56,6 @@ TABLE: Table = {
     "Memory": (
         same("--page-size --prefix-granularity", "--block-size", takes=_ONE),
         same("--disable-radix-cache --disable-prefix-caching", "--no-enable-prefix-caching"),
-        same("--num-tokens-override", "--max-total-tokens", takes=_ONE),
         only("--kv-cache-dtype", "auto", "the cache has the model's dtype; auto"),
         only("--kv-cache-quant-method", "none", "the cache has the model's dtype; none"),
         only("--prefix-caching-hash-algo", "sha256 builtin", "prefixes are compared, not hashed"),
@@ -74,7 +73,7 @@ TABLE: Table = {
     ),
     "Scheduling": (
         same("--max-running-requests", "--max-num-seqs", takes=_ONE),
-        same("--max-prefill-tokens", "--chunked-prefill-size", takes=_ONE),
+        granted("--max-prefill-tokens", "--chunked-prefill-size is a step's one token budget"),
         same("--no-async-scheduling", "--disable-overlap-schedule"),
         same("--async-scheduling", "--no-disable-overlap-schedule"),
         always("--enable-chunked-prefill", "long prompts are always prefilled in chunks"),
@@ -94,6 +93,19 @@ TABLE: Table = {
         only("--expert-parallel-size --ep-size --ep", "1", _ONE_DEVICE),
         only("--world-size --nprocs-per-node --nnodes", "1", _ONE_DEVICE),
         only("--node-rank", "0", "one device is used now; 0 is accepted"),
+        only(
+            "--data-parallel-size-local -dpl --decode-context-parallel-size -dcp", "1", _ONE_DEVICE
+        ),
+        refused(
+            "--data-parallel-address --data-parallel-rpc-port --data-parallel-rank", _ONE_DEVICE
+        ),
+        refused("--data-parallel-backend --data-parallel-start-rank", _ONE_DEVICE),
+        never("--data-parallel-hybrid-lb --data-parallel-external-lb", _ONE_DEVICE),
+        refused(
+            "--nccl-port --dist-timeout --eplb-config --master-addr --master-port", _ONE_DEVICE
+        ),
+        only("--moe-a2a-backend", "none", "no expert parallelism yet; none"),
+        only("--base-gpu-id", "0", "the first visible device is used: CUDA_VISIBLE_DEVICES; 0"),
         only("--all2all-backend", "none", "no expert parallelism yet; none"),
         only("--distributed-executor-backend", "mp uni", "one engine process; leave it out"),
         only("--load-balance-method", "round_robin", "one engine; leave it out"),
@@ -124,7 +136,11 @@ TABLE: Table = {
         either("--disable-pdl --enable-nvtx", "level -O0 launches no kernels of its own"),
         always("--disable-tf32", "float32 is computed in float32"),
         granted("--sampling-backend", "one sampler, with all parameters, on the device"),
-        granted("--moe-backend --draft-moe-backend", "no expert layers yet: nothing to choose"),
+        granted(
+            "--moe-backend --moe-runner-backend --draft-moe-backend",
+            "no expert layers yet: nothing to choose",
+        ),
+        refused("--attention-config -ac --kernel-config", "one backend now: --attention-backend"),
         granted("--prefill-attention-backend --decode-attention-backend", "as --attention-backend"),
         only("--numerics", "auto", "see docs/determinism.md for what holds; auto"),
         never("--enable-deterministic-inference", "see docs/determinism.md for what holds"),
@@ -174,24 +190,29 @@ TABLE: Table = {
         refused("--uds --fd", "listens on --host and --port"),
         refused("--control-port --grpc-port", "one port serves everything: --port"),
         only("--api-server-count -asc --tokenizer-worker-num", "1", "one HTTP process; 1"),
+        never("--allow-auto-truncate", "a prompt that is too long is refused, not cut"),
         never("--headless", "the engine and its HTTP face start together; leave it out"),
-        refused("--served-model-alias", "give more names to --served-model-name"),
         granted("--gateway-startup-timeout", "the HTTP face answers at once; /ready says when"),
         either("--skip-server-warmup --disable-fastapi-docs", "nothing of the kind to skip"),
         granted("--warmups", "level -O0 has nothing to warm"),
+        granted("--watchdog-timeout", "a dead engine is noticed at once and ends the server"),
         refused("--weight-version --weight-cache-mode", "weights are loaded once a start"),
         same("--disable-log-requests", "--no-enable-log-requests"),
-        same("--log-requests --enable-log-request-stats", "--enable-log-requests"),
+        same(
+            "--log-requests --enable-log-request-stats",
+            "--enable-log-requests",
+            why="a line with status and time; tokens and latencies are in /metrics",
+        ),
         only("--log-requests-level", "0", "one line a request, without its text; 0"),
         granted("--max-log-len", "requests are logged without their text"),
         granted("--uvicorn-log-level --log-level-http", "one log: --log-level"),
         always(
             "--disable-uvicorn-access-log", "requests are logged with --enable-log-requests only"
         ),
-        either("--disable-log-stats", "a line every 10 s only while requests run; see /metrics"),
+        either("--disable-log-stats", "load is not logged; /metrics has it"),
         always("--enable-metrics", "/metrics is always there"),
         only("--metrics-reporters", "prometheus", "/metrics speaks Prometheus; prometheus"),
-        granted("--decode-log-interval", "the load is logged by time, not by steps"),
+        granted("--decode-log-interval", "load is not logged; /metrics has it"),
         refused("--otlp-traces-endpoint", "no traces; see /metrics"),
         always("--enable-nan-detection", "a poisoned row ends its own request only"),
     ),

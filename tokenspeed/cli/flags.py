@@ -97,6 +97,8 @@ class Flags:
             case Granted():
                 read.notes.append(f"{shown}: {answer.why}")
             case Same():
+                if answer.why:
+                    read.notes.append(f"{shown}: {' '.join(answer.words)}; {answer.why}")
                 for meant in scan(answer.words, self.takes)[0]:
                     self.take(Given(meant.flag, given.typed, meant.words), read)
 

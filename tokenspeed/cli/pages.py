@@ -83,8 +83,8 @@ def compat() -> str:
 
 def _compat_row(row: Known) -> list[str]:
     match row.answer:
-        case Same(words=words):
-            answer = f"same as {' '.join(words)}"
+        case Same(words=words, why=why):
+            answer = f"same as {' '.join(words)}" + (f"; {why}" if why else "")
         case Granted(why=why):
             answer = f"granted: {why}"
         case Refused(why=why):
