@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tokenspeed
+from tokenspeed.config import OPTIONS
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "triton", "transformers")
@@ -61,6 +62,18 @@ def test_versions_and_requirements_agree() -> None:
     makefile = (ROOT / "Makefile").read_text()
     torch = next(each for each in project["dependencies"] if each.startswith("torch"))
     assert f"TORCH := {torch}\n" in makefile
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_option_is_ignored(name: str) -> None:
+    """Somewhere behind the command line, every option is read."""
+    package = ROOT / "tokenspeed"
+    readers = [
+        path
+        for path in package.rglob("*.py")
+        if path.parent.name != "cli" and re.search(rf"\.{name}\b", path.read_text())
+    ]
+    assert readers, f"nothing reads {name}"
 
 
 def test_scripts_name_something_that_exists() -> None:

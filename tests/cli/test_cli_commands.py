@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tokenspeed.cli import env, pages
 from tokenspeed.cli.main import COMMANDS, main
-from tokenspeed.config import OPTIONS
+from tokenspeed.config import OPTIONS, Config
 from tokenspeed.options import ConfigError
 
 EVERY = list(OPTIONS.values())
@@ -25,6 +31,13 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
         (["sreve"], "unknown command sreve; did you mean serve? (known: serve, "),
         (["serve", "--prot", "1"], "serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--help=prot"], "serve: no option prot; did you mean --port?"),
+        (["batch"], "batch: needs -i FILE"),
+        (["batch", "-i", "in"], "batch: needs -o FILE"),
+        (["batch", "-i", "in", "-o", "out", "--port", "1"], "batch: unknown flag --port"),
+        (["batch", "-i", "in", "-o", "out", "--enable-metrics"], "unknown flag --enable-metrics"),
+        (["batch", "-i", "in", "-o", "out", "--concurrency", "0"], "must be from 1 to 65536"),
+        (["batch", "-i", "in", "-o", "out", "--concurrency", "9" * 99], "must be from 1 to 65536"),
+        (["batch", "-i", "in", "-o", "out", "--concurrency", "-1"], "must be from 1 to 65536"),
         (["version", "now"], "version: takes no options"),
         (["env", "--all"], "env: takes no options"),
     ],
@@ -44,6 +57,29 @@ def test_print_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("# --tp 1: ")
     assert 'model: "m"  # command line' in lines
+
+
+def test_commands_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gives its settings to the function that does the work, and its status back."""
+    calls: list[tuple[Any, ...]] = []
+    runner = SimpleNamespace(
+        serve=lambda config: calls.append((config,)) or 3,
+        batch=lambda config, *files, **options: calls.append((config, *files, options)) or 4,
+    )
+    monkeypatch.setitem(sys.modules, "tokenspeed.server.serve", runner)
+    monkeypatch.setitem(sys.modules, "tokenspeed.server.batch", runner)
+    assert main(["serve", "m", "--port", "1"]) == 3
+    assert main(["batch", "m", "-i", "in", "--output-file", "out", "--concurrency", "5"]) == 4
+    (served,), (config, *rest) = calls
+    assert (served.model.model, served.server.port, config.model.model) == ("m", 1, "m")
+    assert rest == ["in", "out", {"concurrency": 5}]
+
+
+def test_a_runner_that_matches_the_real_one() -> None:
+    serve = inspect.signature(importlib.import_module("tokenspeed.server.serve").serve)
+    serve.bind(Config())
+    batch = inspect.signature(importlib.import_module("tokenspeed.server.batch").batch)
+    batch.bind(Config(), "in", "out", concurrency=None)
 
 
 def test_serve_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,14 @@ import pytest
 from tokenspeed.cli import pages
 from tokenspeed.cli.answers import Known, Same
 from tokenspeed.cli.compat import PEER_VALUES, TABLE
-from tokenspeed.cli.flags import KNOWN, Flags
+from tokenspeed.cli.flags import Flags, known_flags
 from tokenspeed.cli.scan import Takes, scan
-from tokenspeed.cli.settings import COMMON, resolve
+from tokenspeed.cli.settings import COMMON, SERVE, resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.options import ConfigError
 
-FLAGS = Flags(OPTIONS.values(), COMMON)
+FLAGS = Flags(SERVE)
+KNOWN = known_flags()
 ROWS = [row for rows in TABLE.values() for row in rows]
 
 RECIPES = {

@@ -10,23 +10,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed.cli.answers import Answer, Granted, Known, Refused, Same
+from tokenspeed.cli.answers import Granted, Known, Refused, Same
 from tokenspeed.cli.compat import PEER_VALUES, TABLE
 from tokenspeed.cli.scan import Given, Takes, scan
 from tokenspeed.cli.values import from_words
 from tokenspeed.options import ConfigError, Option
 
-KNOWN: dict[str, tuple[Known, bool]] = {
-    **{name: (row, True) for rows in TABLE.values() for row in rows for name in row.names},
-    **{
-        "--no-" + name.removeprefix("--"): (row, False)
-        for rows in TABLE.values()
-        for row in rows
-        for name in row.names
-        if row.off
-    },
-}
-"""Every flag of the table: its row, and whether it switches on."""
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What one command takes: options, its own flags, and which parts of the table concern it."""
+
+    options: tuple[Option, ...]
+    own: Mapping[str, Takes]
+    headings: tuple[str, ...] = tuple(TABLE)
+
+
+def known_flags(headings: Iterable[str] = TABLE) -> dict[str, tuple[Known, bool]]:
+    """Every flag under these headings of the table: its row, and whether it switches on."""
+    rows = [row for heading in headings for row in TABLE[heading]]
+    on = {name: (row, True) for row in rows for name in row.names}
+    off = {negative(name): (row, False) for row in rows if row.off for name in row.names}
+    return on | off
+
+
+def negative(flag: str) -> str:
+    return "--no-" + flag.removeprefix("--")
 
 
 @dataclass(frozen=True)
@@ -40,17 +49,18 @@ class Read:
 
 
 class Flags:
-    """All flags of one command: `options` and `own` are the command's, the table is everyone's."""
+    """All flags of one command, by name."""
 
-    def __init__(self, options: Iterable[Option], own: Mapping[str, Takes]) -> None:
-        self.own = dict(own)
+    def __init__(self, command: Command) -> None:
+        self.own = command.own
         self.options: dict[str, tuple[Option, bool]] = {}
-        for option in options:
+        for option in command.options:
             for name in (option.flag, *option.aliases):
                 self.options[name] = (option, True)
             if option.kind is bool:
-                self.options["--no-" + option.flag.removeprefix("--")] = (option, False)
-        self.takes: dict[str, Takes] = {name: known.takes for name, (known, _) in KNOWN.items()}
+                self.options[negative(option.flag)] = (option, False)
+        self.known = known_flags(command.headings)
+        self.takes: dict[str, Takes] = {name: row.takes for name, (row, _) in self.known.items()}
         for name, (option, is_on) in self.options.items():
             self.takes[name] = _takes(option, is_on)
         self.takes |= self.own
@@ -89,7 +99,8 @@ class Flags:
         read.sources[option.name] = given.typed
 
     def _answer(self, given: Given, read: Read) -> None:
-        answer = answer_to(given)
+        row, is_on = self.known[given.flag]
+        answer = row.answer_to(given.words) if is_on else row.off
         shown = " ".join((given.typed, *given.words))[:200]
         match answer:
             case Refused():
@@ -101,15 +112,6 @@ class Flags:
                     read.notes.append(f"{shown}: {' '.join(answer.words)}; {answer.why}")
                 for meant in scan(answer.words, self.takes)[0]:
                     self.take(Given(meant.flag, given.typed, meant.words), read)
-
-
-def answer_to(given: Given) -> Answer:
-    """The table's answer to a flag with its words."""
-    row, is_on = KNOWN[given.flag]
-    if is_on:
-        return row.answer_to(given.words)
-    assert row.off is not None
-    return row.off
 
 
 def _takes(option: Option, is_on: bool) -> Takes:

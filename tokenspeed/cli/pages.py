@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenspeed.cli.answers import Granted, Known, Refused, Same
 from tokenspeed.cli.compat import TABLE
-from tokenspeed.cli.flags import KNOWN
+from tokenspeed.cli.flags import known_flags, negative
 from tokenspeed.cli.settings import ENVIRONMENT
 from tokenspeed.config import GROUPS
 from tokenspeed.options import ConfigError, Option, options_of, suggest
@@ -56,16 +56,13 @@ def explain(topic: str, options: Sequence[Option]) -> str:
     flag = topic.replace("_", "-")
     flag = flag if flag.startswith("-") else f"--{flag}"
     by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
-    by_flag |= {
-        "--no-" + option.flag.removeprefix("--"): option
-        for option in options
-        if option.kind is bool
-    }
+    by_flag |= {negative(option.flag): option for option in options if option.kind is bool}
+    known = known_flags()
     if flag in by_flag:
         return _explain_option(by_flag[flag])
-    if flag in KNOWN:
-        return "\n".join(_compat_row(KNOWN[flag][0]))
-    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*by_flag, *KNOWN])}")
+    if flag in known:
+        return "\n".join(_compat_row(known[flag][0]))
+    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*by_flag, *known])}")
 
 
 def compat() -> str:

@@ -6,12 +6,12 @@ Every value keeps its source, which `--print-config` shows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.cli.flags import Flags, Read
+from tokenspeed.cli.flags import Command, Flags, Read
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings_file import read_file
 from tokenspeed.cli.values import from_words
@@ -21,6 +21,8 @@ from tokenspeed.options import ConfigError, Option, options_of
 ENVIRONMENT = "TOKENSPEED_"
 COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
 """Flags of every command that takes options. `--help` never gets here."""
+
+SERVE = Command(options=tuple(OPTIONS.values()), own=COMMON)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +47,17 @@ class Resolved:
         return "\n".join(lines)
 
 
-def resolve(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    options: Iterable[Option] = tuple(OPTIONS.values()),
-    own: Mapping[str, Takes] = COMMON,
-) -> Resolved:
+def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = SERVE) -> Resolved:
     """The settings that `argv` (without the command's name) and its surroundings ask for.
 
     Raises ConfigError, one line, for whatever cannot be taken.
     """
-    flags = Flags(options, own)
+    flags = Flags(command)
     line, words = flags.read(list(argv))
     _take_model(line, words)
     layers = [_read_environment(environ)]
     if "--config" in line.own:
-        layers.append(read_file(Path(line.own["--config"][0]), own))
+        layers.append(read_file(Path(line.own["--config"][0]), command.own))
     layers.append(line)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

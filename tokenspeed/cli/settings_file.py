@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tokenspeed.cli.flags import Flags, Read
+from tokenspeed.cli.flags import Command, Flags, Read, negative
 from tokenspeed.cli.scan import Given, Takes
 from tokenspeed.cli.values import from_yaml
 from tokenspeed.config import OPTIONS
@@ -23,8 +23,10 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
-    """What a file says. `own` are flags that make sense on the command line only."""
-    flags = Flags(OPTIONS.values(), {})
+    """What a file says: any option, so that commands can share it. `own` are flags that make sense
+    on the command line only.
+    """
+    flags = Flags(Command(options=tuple(OPTIONS.values()), own={}))
     read = Read()
     for key, value in _load(path).items():
         name = f"--{key}".replace("_", "-")
@@ -74,10 +76,9 @@ def _take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> No
     elif flags.takes[name] is Takes.NOTHING:
         if not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false")
-        negative = "--no-" + name.removeprefix("--")
         # A switch that is false and has no --no- form is one that was not given.
-        if value or negative in flags.takes:
-            flags.take(Given(name if value else negative, key, ()), read)
+        if value or negative(name) in flags.takes:
+            flags.take(Given(name if value else negative(name), key, ()), read)
     else:
         words = value if isinstance(value, list) else [value]
         texts = [
