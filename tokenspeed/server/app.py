@@ -1,0 +1,25 @@
+"""The ASGI application: a list of routes under two layers of middleware."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenspeed.server.api import APIS, ApiEndpoint
+from tokenspeed.server.info import info_routes
+from tokenspeed.server.middleware import Authenticate, Observe
+from tokenspeed.server.state import ServerState
+
+
+def create_app(state: ServerState) -> ASGIApp:
+    """The API of one engine, to be served or mounted."""
+    server = state.config.server
+    routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
+    router = Router([*routes, *info_routes(state)], redirect_slashes=False, default=_no_route)
+    app = Authenticate(router, server.api_key)
+    return Observe(app, state.metrics, log_requests=server.enable_log_requests)
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(404)

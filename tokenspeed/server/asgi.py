@@ -1,0 +1,125 @@
+"""The little that handlers need of ASGI itself: headers, bodies, JSON answers, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from tokenspeed.server.errors import APIError
+
+BODY_DEADLINE_S = 60.0
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has left (or does not read any more): there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that (lower-case) name."""
+    for key, value in scope["headers"]:
+        if key.lower() == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    await send_body(send, body, b"application/json", status, headers)
+
+
+async def send_body(
+    send: Send,
+    body: bytes,
+    content_type: bytes,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """A whole answer at once."""
+    fields = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    fields += [
+        (name.lower().encode(), value.encode("latin-1", "replace"))
+        for name, value in (headers or {}).items()
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: APIError) -> None:
+    await send_json(send, error.body(), error.status, error.headers)
+
+
+async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The body of a request with JSON. Raises APIError (415, 413, 408) or ClientGone.
+
+    A missing content type is taken as JSON. The declared length is checked first, then what comes.
+    """
+    kind = (header(scope, b"content-type") or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise APIError(415, "The content type must be application/json.")
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await _read(receive, max_bytes)
+    except TimeoutError:
+        raise APIError(
+            408,
+            f"The body took longer than {BODY_DEADLINE_S:g} s.",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> APIError:
+    return APIError(
+        413,
+        f"The body is larger than {max_bytes} bytes (--max-request-bytes).",
+        headers={"Connection": "close"},
+    )
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and ClientGone raised, if the client leaves first.
+
+    A handler that answers at once is not cancelled by the server when its client goes: this is what
+    stops it. The body must have been read.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone("has left")
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

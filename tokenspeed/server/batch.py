@@ -1,0 +1,219 @@
+"""OpenAI batch files, on the same functions as the HTTP API: a request a line in, an answer a line
+out.
+
+One bad line never stops the file. Answers are appended whole, in the order in which they end. A run
+that was cut is taken up where it stopped: what the output holds already is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvloop
+from tqdm import tqdm
+
+from tokenspeed.config import Config
+from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.log import logger
+from tokenspeed.server.api import APIS, Api
+from tokenspeed.server.batch_files import (
+    STANDARD,
+    BatchError,
+    BatchFileError,
+    BatchLine,
+    BatchOutput,
+    BatchResponse,
+    read_lines,
+)
+from tokenspeed.server.errors import APIError, as_api_error, shorten, unsupported
+from tokenspeed.server.protocol import parse_json
+from tokenspeed.server.state import ServerState
+from tokenspeed.server.text_side import load_text_side
+from tokenspeed.text.source import ModelError
+
+MAX_CUSTOM_ID_CHARS = 512
+BUSY_WAIT_S = 0.2
+
+
+class BatchRequest(msgspec.Struct):
+    custom_id: str
+    url: str
+    body: dict[str, object]
+    method: str = "POST"
+
+
+@dataclass
+class BatchCounts:
+    completed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+
+class _BadLine(ValueError):
+    """A line that is no request. `custom_id` if it has one."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.custom_id = code, message, custom_id
+
+
+def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | None = None) -> int:
+    """Start an engine, run the file through it, end it. Exit code 1 if any line failed.
+
+    `concurrency` is how many lines are in work at once (default: twice --max-num-seqs). "-" stands
+    for stdin and stdout.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            counts = runner.run(_batch(config, in_path, out_path, concurrency))
+    except (BatchFileError, EngineDead, ModelError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    logger.info(
+        "batch: %d answered, %d failed, %d done before",
+        counts.completed,
+        counts.failed,
+        counts.skipped,
+    )
+    return 1 if counts.failed else 0
+
+
+async def _batch(
+    config: Config, in_path: str, out_path: str, concurrency: int | None
+) -> BatchCounts:
+    if in_path != STANDARD and out_path != STANDARD and os.path.exists(out_path):
+        if os.path.exists(in_path) and os.path.samefile(in_path, out_path):
+            raise BatchFileError(f"{out_path} is the input; name another output")
+    client = EngineClient(config)
+    state = ServerState(config, client)
+    try:
+        await client.start()
+        state.text = await asyncio.to_thread(load_text_side, config.model)
+        await client.wait_ready()
+        return await run_batch(state, in_path, out_path, concurrency=concurrency)
+    finally:
+        await client.close()
+
+
+async def run_batch(
+    state: ServerState, in_path: str, out_path: str, *, concurrency: int | None = None
+) -> BatchCounts:
+    """Run a file through a ready engine. Raises BatchFileError, OSError or EngineDead, after which
+    the same call goes on where this one stopped.
+    """
+    limit = concurrency or 2 * state.config.scheduler.max_num_seqs
+    lines = read_lines(in_path, state.config.server.max_request_bytes)
+    with BatchOutput(out_path) as output, tqdm(desc="requests", unit="", disable=None) as bar:
+        run = _Run(state, lines, output, bar)
+        # Each worker takes the next line when it has written its last answer.
+        workers = [asyncio.create_task(run.work()) for _ in range(limit)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return run.counts
+
+
+class _Run:
+    """One pass over a file, shared by its workers."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        lines: Iterator[tuple[int, bytes | None]],
+        output: BatchOutput,
+        bar: tqdm[Any],
+    ) -> None:
+        self.counts = BatchCounts()
+        self._state, self._lines, self._output, self._bar = state, lines, output, bar
+        self._seen: set[str] = set()
+        self._reading = asyncio.Lock()
+
+    async def work(self) -> None:
+        while (numbered := await self._next()) is not None:
+            number, line = numbered
+            answer = await self._answer(number, line)
+            if answer is None:
+                self.counts.skipped += 1
+            else:
+                self._output.append(answer)
+                if answer.response is not None and answer.response.status_code == 200:
+                    self.counts.completed += 1
+                else:
+                    self.counts.failed += 1
+            self._bar.update()
+
+    async def _next(self) -> tuple[int, bytes | None] | None:
+        async with self._reading:
+            return await asyncio.to_thread(next, self._lines, None)
+
+    async def _answer(self, number: int, line: bytes | None) -> BatchLine | None:
+        """The line's answer; None if the output has it already."""
+        answer_id = f"batch_req_{uuid.uuid4().hex}"
+        try:
+            request = self._request(number, line)
+        except _BadLine as error:
+            key = number if error.custom_id is None else error.custom_id
+            if key in self._output.done:
+                return None
+            return BatchLine(
+                id=answer_id,
+                custom_id=error.custom_id,
+                error=BatchError(error.code, shorten(f"line {number}: {error.message}")),
+                line=number if error.custom_id is None else None,
+            )
+        if request.custom_id in self._output.done:
+            return None
+        status, body = await _respond(self._state, APIS[request.url], request.body)
+        response = BatchResponse(status, f"req_{uuid.uuid4().hex}", msgspec.Raw(body))
+        return BatchLine(id=answer_id, custom_id=request.custom_id, response=response)
+
+    def _request(self, number: int, line: bytes | None) -> BatchRequest:
+        """Raises _BadLine."""
+        if line is None:
+            raise _BadLine("line_too_long", "the line is too long (--max-request-bytes)")
+        try:
+            value = parse_json(line)
+            request = msgspec.convert(value, BatchRequest)
+        except (APIError, msgspec.ValidationError, RecursionError) as error:
+            raise _BadLine("invalid_line", f"no batch request: {error}") from None
+        custom_id = request.custom_id
+        if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+            raise _BadLine("invalid_line", f"custom_id has 1 to {MAX_CUSTOM_ID_CHARS} characters")
+        if custom_id in self._seen:
+            raise _BadLine(
+                "duplicate_custom_id", "the custom_id stood on an earlier line", custom_id
+            )
+        self._seen.add(custom_id)
+        if request.method != "POST" or request.url not in APIS:
+            known = " or ".join(APIS)
+            raise _BadLine("invalid_url", f"only POST to {known} can be answered", custom_id)
+        return request
+
+
+async def _respond(state: ServerState, api: Api[Any], body: dict[str, object]) -> tuple[int, bytes]:
+    """Status and JSON body of one request. Raises EngineDead: then no line is to blame."""
+    while True:
+        try:
+            request = api.parse(state, body)
+            if request.stream:
+                raise unsupported("stream", "a batch file holds whole answers")
+            return 200, msgspec.json.encode(await api.create(state, request))
+        except EngineDead:
+            raise
+        except Exception as error:
+            shown = as_api_error(error)
+            if shown.status == 429:
+                await asyncio.sleep(BUSY_WAIT_S)
+                continue
+            if shown.status == 500:
+                logger.error("a batch request failed", exc_info=error)
+            return shown.status, shown.body()

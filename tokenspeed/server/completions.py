@@ -1,0 +1,149 @@
+"""/v1/completions: text or token ids in, text out, with echo and the old form of logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from msgspec import UNSET
+
+from tokenspeed.request import TokenLogprob
+from tokenspeed.server.generation import Piece, Sample
+from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
+from tokenspeed.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
+from tokenspeed.server.protocol_completions import (
+    DEFAULT_MAX_TOKENS,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from tokenspeed.server.state import ServerState
+from tokenspeed.server.stream import stream_job
+from tokenspeed.text.tokenizer import Tokenizer
+
+
+async def prepare(state: ServerState, request: CompletionRequest) -> Job:
+    """Check and tokenize. Raises APIError or InvalidRequest."""
+    _, text = state.require_ready()
+    state.model_name(request.model)
+    params = request.sampling_params(
+        text.defaults, max_tokens=request.max_tokens, logprobs=request.logprobs
+    )
+    if request.echo and request.logprobs is not None:
+        scored = max(request.logprobs, request.prompt_logprobs or 0)
+        params = msgspec.structs.replace(params, prompt_logprobs=scored)
+    given = request.prompts()
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    if texts:
+        tokenizer = require_tokenizer(text, "prompt")
+        special = request.add_special_tokens is not False
+        encoded = await offload(state, "prompt", _encode, tokenizer, texts, special)
+        prompts = [Prompt(ids=ids, text=text) for ids, text in zip(encoded, texts, strict=True)]
+    else:
+        prompts = [Prompt(ids=prompt) for prompt in given if not isinstance(prompt, str)]
+    return make_job(
+        state,
+        request,
+        params,
+        prompts,
+        prefix="cmpl",
+        prompt_field="prompt",
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+    )
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:
+    return [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+
+
+async def complete(state: ServerState, request: CompletionRequest, job: Job) -> Completion:
+    """Run the job to its end."""
+    count = job.usage_count()
+    async with job.start(state) as generation:
+        samples = await generation.collect(count)
+    choices = [_ChoiceWriter(request, job, i).whole(sample) for i, sample in enumerate(samples)]
+    return Completion(
+        id=job.id, created=job.created, model=job.model, choices=choices, usage=count.usage
+    )
+
+
+def stream(state: ServerState, request: CompletionRequest, job: Job) -> AsyncGenerator[bytes, None]:
+    """Run the job; yields blocks of events."""
+    writers = [_ChoiceWriter(request, job, index) for index in range(len(job.requests))]
+
+    def render(piece: Piece) -> list[CompletionChoice]:
+        choice = writers[piece.index].piece(piece)
+        return [] if choice is None else [choice]
+
+    return stream_job(state, job, request, "text_completion", render)
+
+
+class _ChoiceWriter:
+    """The choice `index` of an answer, piece by piece or whole. Its first part holds the echo."""
+
+    def __init__(self, request: CompletionRequest, job: Job, index: int) -> None:
+        self._request, self._job, self._index = request, job, index
+        self._prompt = job.prompts[index // job.params.n]
+        self._echo = self._prompt_text() if request.echo else ""
+        self._is_first = True
+        self._logprobs = CompletionLogprobsWriter(
+            job.tokenizer, request.logprobs or 0, job.params.skip_special_tokens, self._echo
+        )
+
+    def whole(self, sample: Sample) -> CompletionChoice:
+        choice = self._part(sample.text, sample.token_ids, sample.logprobs, sample.prompt_logprobs)
+        num_top, scored = self._request.prompt_logprobs, sample.prompt_logprobs
+        return msgspec.structs.replace(
+            choice,
+            finish_reason=sample.finish_reason,
+            stop_reason=sample.stop_reason,
+            prompt_logprobs=prompt_logprobs(self._job.tokenizer, scored, num_top)
+            if num_top is not None and scored is not None
+            else UNSET,
+        )
+
+    def piece(self, piece: Piece) -> CompletionChoice | None:
+        """None if the piece shows nothing yet (its text is held back)."""
+        new = piece.new
+        choice = self._part(new.text, new.token_ids, new.logprobs or [], piece.raw.prompt_logprobs)
+        has_news = choice.text or choice.logprobs is not None or choice.token_ids is not UNSET
+        if not has_news and new.finish_reason is None:
+            return None
+        finish = None if new.finish_reason is None else str(new.finish_reason)
+        return msgspec.structs.replace(choice, finish_reason=finish, stop_reason=new.stop_reason)
+
+    def _part(
+        self,
+        text: str,
+        token_ids: list[int],
+        logprobs: list[TokenLogprob],
+        scored: list[TokenLogprob | None] | None,
+    ) -> CompletionChoice:
+        is_first, self._is_first = self._is_first, False
+        wants_ids = self._request.return_token_ids
+        return CompletionChoice(
+            index=self._index,
+            text=self._echo + text if is_first else text,
+            logprobs=self._old_logprobs(logprobs, scored),
+            token_ids=token_ids if wants_ids else UNSET,
+            prompt_token_ids=self._prompt.ids if wants_ids and is_first else UNSET,
+        )
+
+    def _old_logprobs(
+        self, logprobs: list[TokenLogprob], scored: list[TokenLogprob | None] | None
+    ) -> CompletionLogprobs | None:
+        if self._request.logprobs is None:
+            return None
+        shown = CompletionLogprobs([], [], [], [])
+        if self._request.echo and scored is not None:
+            shown.extend(self._logprobs.prompt(self._prompt.ids, scored))
+        shown.extend(self._logprobs.output(logprobs))
+        return shown
+
+    def _prompt_text(self) -> str:
+        if self._prompt.text is not None or self._job.tokenizer is None:
+            return self._prompt.text or ""
+        return self._job.tokenizer.decode(
+            self._prompt.ids, skip_special_tokens=self._job.params.skip_special_tokens
+        )

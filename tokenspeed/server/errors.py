@@ -1,0 +1,100 @@
+"""What a client is told when something cannot be done: OpenAI's error object, with its status.
+
+`APIError` is the only exception that is shown to a client; `as_api_error` turns every other one
+into it. A body never holds a traceback, a path or a whole input, and its message is bounded.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenspeed.engine.client import EngineDead
+from tokenspeed.request import InvalidRequest
+
+MAX_MESSAGE_CHARS = 600
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+class APIError(Exception):
+    """An answer with an error status. `headers` go with it (Allow, Retry-After)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = shorten(message)
+        self.param = param if param is None else shorten(param, 100)
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def envelope(self) -> ErrorEnvelope:
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, default)
+        return ErrorEnvelope(ErrorBody(self.message, kind, self.param, self.code))
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.envelope)
+
+
+def shorten(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
+    """`text`, its middle left out where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    return APIError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> APIError:
+    """A field that is known, but that this server cannot honour: refused, never dropped."""
+    return bad_request(f"{param} is not supported: {why}", param, "unsupported_parameter")
+
+
+def unavailable(message: str, code: str, retry_after_s: int = 5) -> APIError:
+    """Nothing is wrong with the request; the same one may work a little later."""
+    return APIError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})
+
+
+def overloaded(message: str) -> APIError:
+    return APIError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1"})
+
+
+def engine_failed(message: str) -> APIError:
+    """The request was in an engine that died: the same request may have killed it, so that clients
+    are told not to send it again by themselves.
+    """
+    return APIError(500, message, code="engine_dead", headers={"x-should-retry": "false"})
+
+
+def as_api_error(error: BaseException) -> APIError:
+    """What a client is shown of `error`. An unforeseen one is reported without its text."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, InvalidRequest):
+        return bad_request(str(error), error.param, error.code)
+    if isinstance(error, EngineDead):
+        return engine_failed("The engine stopped while it worked on this request.")
+    return APIError(500, "The server made an error on this request; its log has the cause.")

@@ -1,0 +1,188 @@
+"""All samples of one API request, running in the engine: their text as it comes, and the whole.
+
+A task a sample reads the engine's deltas and turns them into text; whoever consumes takes all that
+is ready at once. Leaving the `async with` block ends what still runs: the engine's client aborts a
+request whose iteration is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from tokenspeed.request import (
+    FinishReason,
+    GenerateRequest,
+    RequestDelta,
+    TokenLogprob,
+)
+from tokenspeed.server.errors import APIError
+from tokenspeed.server.protocol import PromptTokensDetails, Usage
+from tokenspeed.server.state import ServerState
+from tokenspeed.text.output import OutputText, TextDelta
+from tokenspeed.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one delta added to the sample `index`, as text and as tokens."""
+
+    index: int
+    new: TextDelta
+    raw: RequestDelta
+
+
+@dataclass(slots=True)
+class Sample:
+    """One finished sample."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+
+
+class UsageCount:
+    """Adds up usage: each prompt once (with its first sample's cached tokens), all output.
+
+    `prompt_lens` are the prompts' tokens, `num_samples` the samples of each.
+    """
+
+    def __init__(self, prompt_lens: list[int], num_samples: int) -> None:
+        self._num_prompt = sum(prompt_lens)
+        self._num_samples = num_samples
+        self._num_output = 0
+        self._cached: dict[int, int] = {}
+
+    def add(self, piece: Piece) -> None:
+        self._num_output += len(piece.new.token_ids)
+        if piece.raw.num_cached_tokens and piece.index % self._num_samples == 0:
+            self._cached[piece.index] = piece.raw.num_cached_tokens
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            self._num_prompt,
+            self._num_output,
+            self._num_prompt + self._num_output,
+            PromptTokensDetails(sum(self._cached.values())),
+        )
+
+
+class Generation:
+    """`async with Generation(...) as generation:` runs its requests; `requests[i]` is sample i."""
+
+    def __init__(
+        self, state: ServerState, tokenizer: Tokenizer | None, requests: list[GenerateRequest]
+    ) -> None:
+        self._state = state
+        self._tokenizer = tokenizer
+        self._requests = requests
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pieces: list[Piece] = []
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._num_unfinished = len(requests)
+        self._exit = contextlib.ExitStack()
+
+    async def __aenter__(self) -> Generation:
+        self._exit.enter_context(self._state.generating(self, len(self._requests)))
+        self._tasks = [
+            asyncio.create_task(self._pump(index, request))
+            for index, request in enumerate(self._requests)
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            self._exit.close()
+
+    @property
+    def is_done(self) -> bool:
+        """All samples have finished and all their pieces have been taken."""
+        return self._num_unfinished == 0
+
+    async def take(self, timeout_s: float | None = None) -> list[Piece]:
+        """All pieces that are ready, in order; waits for one. Empty after `timeout_s` without any.
+
+        Raises what ended the generation, after the pieces that came before it.
+        """
+        if not self._pieces and self._error is None:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return []
+        if not self._pieces and self._error is not None:
+            raise self._error
+        pieces, self._pieces = self._pieces, []
+        self._num_unfinished -= sum(1 for piece in pieces if piece.new.finish_reason is not None)
+        return pieces
+
+    async def collect(self, count: UsageCount) -> list[Sample]:
+        """Wait for all samples. Raises what ended the generation."""
+        samples = [Sample() for _ in self._requests]
+        texts: list[list[str]] = [[] for _ in self._requests]
+        while not self.is_done:
+            for piece in await self.take():
+                count.add(piece)
+                sample, new = samples[piece.index], piece.new
+                texts[piece.index].append(new.text)
+                sample.token_ids += new.token_ids
+                sample.logprobs += new.logprobs or []
+                if piece.raw.prompt_logprobs is not None:
+                    sample.prompt_logprobs = piece.raw.prompt_logprobs
+                if new.finish_reason is not None:
+                    sample.finish_reason = str(new.finish_reason)
+                    sample.stop_reason = new.stop_reason
+        for sample, parts in zip(samples, texts, strict=True):
+            sample.text = "".join(parts)
+        return samples
+
+    def fail(self, error: Exception) -> None:
+        """End the generation with `error`, whoever waits for it."""
+        self._error = self._error or error
+        self._wake.set()
+
+    async def _pump(self, index: int, request: GenerateRequest) -> None:
+        timer = self._state.metrics.request_timer(len(request.prompt_ids))
+        try:
+            output = OutputText(self._tokenizer, request)
+            async with contextlib.aclosing(self._state.client.generate(request)) as deltas:
+                async for delta in deltas:
+                    _raise_failure(delta)
+                    new = output.push(delta)
+                    timer.tokens(len(new.token_ids))
+                    self._pieces.append(Piece(index, new, delta))
+                    self._wake.set()
+                    if new.finish_reason is not None:
+                        timer.finish(str(new.finish_reason))
+                        return
+            raise APIError(500, "The engine ended the request without a reason.")
+        except Exception as error:
+            timer.finish("error")
+            self.fail(error)
+        finally:
+            timer.finish("abort")
+
+
+def _raise_failure(delta: RequestDelta) -> None:
+    """One request failed in an engine that goes on."""
+    if delta.finish_reason is FinishReason.ERROR:
+        raise APIError(500, f"The engine could not finish the request: {delta.error or 'unknown'}")
+    if delta.finish_reason is FinishReason.ABORT:
+        raise APIError(500, "The request was aborted in the engine.", code="aborted")

@@ -1,0 +1,96 @@
+"""Hypercorn, behind an interface small enough to put another server in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any, cast
+
+import hypercorn.asyncio
+from hypercorn.config import Config as HypercornConfig
+from starlette.types import ASGIApp
+
+from tokenspeed.log import logger
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75.0
+CLOSE_S = 3.0
+"""How long connections may take to close when the server stops."""
+
+
+def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
+    """A listening socket; raises OSError at once if the port is taken.
+
+    Connections whose peer takes nothing for `stall_timeout_s` are dropped by the kernel: closing
+    them alone would wait for a reader that never comes.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000)
+        )
+        listener.bind(address)
+        # Bound alone, the port could still be bound by another that also does not listen yet.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class HttpServer:
+    """Serves `app` on `listener`, which it owns, from now until `stop`."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self._stopping = asyncio.Event()
+        self._task = asyncio.create_task(
+            hypercorn.asyncio.serve(
+                cast(Any, app),  # Hypercorn has narrower types of its own for the same thing
+                _settings(listener.detach()),
+                shutdown_trigger=self._stopping.wait,
+                mode="asgi",
+            )
+        )
+
+    async def ended(self) -> None:
+        """Wait for the server to end by itself, which it should not; then raise."""
+        await asyncio.shield(self._task)
+        raise RuntimeError("the HTTP server ended by itself")
+
+    async def stop(self) -> None:
+        """Close the listener and all connections, and cut those that do not close.
+
+        Hypercorn's own limit does not work on Python 3.12 and later, where it first waits for every
+        connection without end; hence the cancel.
+        """
+        self._stopping.set()
+        await asyncio.wait({self._task}, timeout=CLOSE_S + 1.0)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _settings(listener_fd: int) -> HypercornConfig:
+    """Limits for many long streams; what Hypercorn itself says is shown from warnings on."""
+    log = logger.getChild("http")
+    log.setLevel(logging.WARNING)
+    settings = HypercornConfig()
+    settings.bind = [f"fd://{listener_fd}"]
+    settings.errorlog = log
+    settings.backlog = BACKLOG
+    settings.keep_alive_timeout = KEEP_ALIVE_S
+    settings.keep_alive_max_requests = 1 << 30
+    settings.h2_max_concurrent_streams = 1000
+    settings.include_server_header = False
+    settings.graceful_timeout = CLOSE_S
+    return settings

@@ -1,0 +1,150 @@
+"""A checked API request, ready to run: everything that can be refused has been refused before.
+
+Making a job validates sampling, ids and lengths, resolves seed and token limit, and looks for a
+place in the queue; no byte has been sent to the client and nothing runs in the engine yet.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from tokenspeed.engine.messages import Ready
+from tokenspeed.request import (
+    GenerateRequest,
+    InvalidRequest,
+    SamplingParams,
+    resolve_max_tokens,
+)
+from tokenspeed.server.errors import bad_request, overloaded, unsupported
+from tokenspeed.server.generation import Generation, UsageCount
+from tokenspeed.server.offload import Overfull, Overrun
+from tokenspeed.server.protocol import SamplingFields
+from tokenspeed.server.state import ServerState
+from tokenspeed.server.text_side import TextSide
+from tokenspeed.text.tokenizer import Tokenizer
+
+MAX_SEQUENCES = 2048
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """Token ids, and the text that they were made from, if it was text."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One API request: `requests[p * n + s]` is sample s of prompt p."""
+
+    id: str
+    created: int
+    model: str
+    params: SamplingParams
+    prompts: list[Prompt]
+    requests: list[GenerateRequest]
+    tokenizer: Tokenizer | None
+
+    def start(self, state: ServerState) -> Generation:
+        return Generation(state, self.tokenizer, self.requests)
+
+    def usage_count(self) -> UsageCount:
+        return UsageCount([len(prompt.ids) for prompt in self.prompts], self.params.n)
+
+
+def make_job(
+    state: ServerState,
+    fields: SamplingFields,
+    params: SamplingParams,
+    prompts: list[Prompt],
+    *,
+    prefix: str,
+    prompt_field: str,
+    default_max_tokens: int | None = None,
+) -> Job:
+    """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the ids."""
+    ready, text = state.require_ready()
+    params.check_vocabulary(ready.vocab_size)
+    if params.stop and text.tokenizer is None:
+        raise unsupported("stop", "this server runs without a tokenizer; use stop_token_ids")
+    num_sequences = len(prompts) * params.n
+    if num_sequences > MAX_SEQUENCES:
+        raise bad_request(
+            f"{len(prompts)} prompts with n {params.n} are {num_sequences} sequences; "
+            f"at most {MAX_SEQUENCES} are taken",
+            "n",
+        )
+    state.check_capacity(num_sequences)
+    job_id = f"{prefix}-{uuid.uuid4().hex}"
+    seed = state.draw_seed() if params.seed is None else params.seed
+    requests = []
+    for number, prompt in enumerate(prompts):
+        limited = _limit(params, prompt, ready, prompt_field, default_max_tokens)
+        requests += [
+            GenerateRequest(
+                id=f"{job_id}-{number * params.n + sample}",
+                prompt_ids=prompt.ids,
+                params=limited,
+                seed=seed,
+                sample_index=sample,
+                cache_salt=fields.cache_salt,
+            )
+            for sample in range(params.n)
+        ]
+    return Job(
+        id=job_id,
+        created=int(time.time()),
+        model=state.model_name(fields.model),
+        params=params,
+        prompts=prompts,
+        requests=requests,
+        tokenizer=text.tokenizer,
+    )
+
+
+def _limit(
+    params: SamplingParams, prompt: Prompt, ready: Ready, field: str, default: int | None
+) -> SamplingParams:
+    """`params` of one sequence, with the number of tokens that it may generate."""
+    if not prompt.ids:
+        raise bad_request(f"{field} has no tokens", field)
+    if not 0 <= min(prompt.ids) <= max(prompt.ids) < ready.vocab_size:
+        raise bad_request(
+            f"{field} holds token ids outside the vocabulary of {ready.vocab_size} tokens", field
+        )
+    try:
+        limit = resolve_max_tokens(len(prompt.ids), params, ready.max_model_len)
+    except InvalidRequest as error:
+        raise bad_request(str(error), field, error.code) from None
+    if params.max_tokens is None and default is not None:
+        limit = min(limit, default)
+    return msgspec.structs.replace(params, n=1, max_tokens=limit)
+
+
+async def offload(state: ServerState, field: str, function: Callable[..., T], *args: object) -> T:
+    """Run text work in a thread; `field` is to blame if it does not come to an end."""
+    try:
+        return await state.offload.run(function, *args)
+    except Overrun:
+        raise bad_request(f"{field} takes too long to turn into tokens", field) from None
+    except Overfull:
+        raise overloaded("Too many prompts wait to be turned into tokens. Retry later.") from None
+
+
+def require_tokenizer(text: TextSide, field: str) -> Tokenizer:
+    if text.tokenizer is None:
+        raise bad_request(
+            "This server runs without a tokenizer (--skip-tokenizer-init): send /v1/completions "
+            "a prompt of token ids",
+            field,
+        )
+    return text.tokenizer

@@ -1,0 +1,84 @@
+"""From the first signal to the end: new work is refused, running work gets its time, then all ends.
+
+Hypercorn's own shutdown waits for open connections (without limit on Python 3.12 and later), so
+the drain is done here, and Hypercorn is only asked to stop when nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Iterator
+
+from tokenspeed.log import logger
+from tokenspeed.server.errors import APIError, unavailable
+from tokenspeed.server.state import ServerState
+
+LAST_EVENTS_S = 2.0
+"""How long ended streams may take to write their last event."""
+DEATH_CHECK_S = 0.2
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Signals:
+    """`first` is set by the first SIGTERM or SIGINT, `second` by the next."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def notice(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.notice)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+async def drain(state: ServerState, signals: Signals) -> None:
+    """Let running requests end until the deadline or a second signal; then end them with an error
+    event.
+    """
+    state.draining = True
+    seconds = state.config.server.drain_timeout
+    if not state.idle.is_set():
+        logger.info("draining: running requests get %g s; a second signal ends them now", seconds)
+        await first_of(state.idle.wait(), signals.second.wait(), timeout=seconds)
+    await stop_streams(state, unavailable("The server has shut down.", "shutdown"))
+
+
+async def stop_streams(state: ServerState, error: APIError) -> None:
+    """End whatever runs with `error`, and give it a moment to be written."""
+    state.stop_all(error)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_EVENTS_S):
+            await state.idle.wait()
+
+
+async def until_engine_dies(state: ServerState) -> None:
+    while state.client.state != "dead":
+        await asyncio.sleep(DEATH_CHECK_S)
+
+
+async def first_of(*waits: Awaitable[object], timeout: float | None = None) -> None:
+    """Return when one of them has ended, or after `timeout`; cancels the others. Raises what the
+    ended ones raised.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

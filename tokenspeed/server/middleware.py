@@ -1,0 +1,129 @@
+"""What every HTTP request passes on its way to a route: an id, a key check, and a place on record.
+
+Without keys the API is open. With keys, every route asks for one but those in OPEN_PATHS: probes
+and scrapers send none, and these show no more than the model's name and load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenspeed.log import logger
+from tokenspeed.server.asgi import ClientGone, header, send_error
+from tokenspeed.server.errors import APIError, as_api_error, shorten
+from tokenspeed.server.metrics import Metrics
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_REASONS = {404: "Not found: {method} {path}", 405: "{method} is not allowed on {path}"}
+CLIENT_CLOSED = 499
+
+
+class Authenticate:
+    """Lets requests with one of `keys` through. Compared by digest, all of them, in equal time."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._digests and not _is_open(scope):
+            if not self._has_key(scope):
+                raise APIError(
+                    401,
+                    "Send a valid API key as 'Authorization: Bearer KEY'.",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+        await self._app(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
+        sent = hashlib.sha256(key.strip().encode()).digest()
+        matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _is_open(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS
+
+
+class Observe:
+    """The outermost layer: gives each request an id, answers errors, counts and logs what was sent.
+
+    Every exception ends here. Websockets are refused; lifespan events pass.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log_requests: bool) -> None:
+        self._app, self._metrics, self._log_requests = app, metrics, log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # With an "app" in its scope, the router raises for 404 and 405, which ends as JSON here.
+        scope.setdefault("app", self)
+        began = time.monotonic()
+        given = header(scope, b"x-request-id") or ""
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        answer = _Answer(send, request_id)
+        status = await self._answer(scope, receive, answer)
+        route = scope.get("route")
+        path = route.path if route is not None else "unmatched"
+        self._metrics.http_request(path, scope["method"], status)
+        if self._log_requests:
+            seconds = time.monotonic() - began
+            logger.info(
+                "%s %s %d %.3f s %s", scope["method"][:16], path, status, seconds, request_id
+            )
+
+    async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> int:
+        try:
+            await self._app(scope, receive, answer.send)
+        except ClientGone:
+            return CLIENT_CLOSED
+        except Exception as error:
+            shown = _as_shown(error, scope)
+            if shown.status == 500:
+                logger.error("request %s failed", answer.request_id, exc_info=error)
+            if answer.status is None:
+                await send_error(answer.send, shown)
+        return answer.status or 500
+
+
+class _Answer:
+    """Sends one answer: notes its status and adds the request's id to its headers."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status: int | None = None
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", []), (b"x-request-id", self.request_id.encode())]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+
+def _as_shown(error: Exception, scope: Scope) -> APIError:
+    """Starlette's own refusals (no such route or method) in OpenAI's shape."""
+    if not isinstance(error, HTTPException):
+        return as_api_error(error)
+    reason = _REASONS.get(error.status_code, "{method} {path} cannot be served")
+    message = reason.format(method=scope["method"], path=shorten(scope["path"], 100))
+    return APIError(error.status_code, message, headers=dict(error.headers or {}))

@@ -1,0 +1,301 @@
+"""From the bytes of a request to a typed struct: what both generation APIs share.
+
+A body is decoded by msgspec (which refuses NaN, Infinity, bad UTF-8 and lone surrogates), known but
+unsupported fields are refused, unknown ones are named once on the log, integral floats become
+integers where integers are meant, and the rest is converted strictly: no text for a number, no bool
+for an integer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenspeed.log import logger
+from tokenspeed.request import MAX_STOP_STRINGS, SamplingParams
+from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
+
+MAX_WARNED_FIELDS = 256
+MAX_SALT_CHARS = 256
+MAX_USER_FIELD_CHARS = 64
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one API request: each prompt counts once, every sample's output counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class RankedLogprob(msgspec.Struct, frozen=True):
+    """`rank` is 1 for the likeliest token; None for a prompt token outside the asked number."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprob = dict[str, RankedLogprob] | None
+"""By token id; None for the first token of a prompt."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields of both APIs. None is what null and absence mean: the default.
+
+    `user` to `safety_identifier` change nothing here and are taken as they come.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    safety_identifier: Any = None
+
+    def check(self) -> None:
+        """What holds between fields. Raises APIError."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise unsupported("best_of", "only the value of n is taken; ask for n samples instead")
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options needs stream: true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise unsupported("prompt_logprobs", "not together with stream")
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARS:
+            raise bad_request(f"cache_salt has 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_always(self) -> bool:
+        return self.wants_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+    def sampling_params(
+        self, defaults: Mapping[str, float], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """The request's values over `defaults` (the model's) over the built-in ones.
+
+        Raises InvalidRequest for a value that is out of its range.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stop) > MAX_STOP_STRINGS:
+            raise bad_request(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        values: dict[str, Any] = dict(defaults)
+        values |= {
+            name: value for name in _PLAIN_PARAMS if (value := getattr(self, name)) is not None
+        }
+        return SamplingParams(
+            **values,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logit_bias=_bias_by_id(self.logit_bias or {}),
+        )
+
+
+_PLAIN_PARAMS = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+
+INTEGER_FIELDS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "min_tokens",
+    "top_k",
+    "seed",
+    "n",
+    "best_of",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+)
+"""Fields that JavaScript and Go clients may send as 10.0 (`logprobs` of chat is a bool: 1.0 becomes
+1, which is refused just the same)."""
+
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), "this server has no tool calling yet"),
+    "tool_choice": (("none",), "this server has no tool calling yet"),
+    "functions": (([],), "this server has no tool calling yet"),
+    "function_call": (("none",), "this server has no tool calling yet"),
+    "response_format": (({"type": "text"},), "this server has no structured output yet"),
+    "structured_outputs": ((), "this server has no structured output yet"),
+    "guided_json": ((), "this server has no structured output yet"),
+    "guided_regex": ((), "this server has no structured output yet"),
+    "guided_choice": ((), "this server has no structured output yet"),
+    "guided_grammar": ((), "this server has no structured output yet"),
+    "json_schema": ((), "this server has no structured output yet"),
+    "regex": ((), "this server has no structured output yet"),
+    "ebnf": ((), "this server has no structured output yet"),
+    "suffix": (("",), "the models here complete text at its end only"),
+    "modalities": ((["text"],), "text is the only output"),
+    "audio": ((), "text is the only output"),
+    "prediction": ((), "predicted outputs are not used"),
+    "web_search_options": ((), "this server fetches nothing"),
+    "reasoning_effort": ((), "the models here have no reasoning levels"),
+    "verbosity": ((), "the models here have no verbosity levels"),
+    "chat_template": ((), "the template is chosen when the server starts"),
+    "documents": ((), "put the documents into the messages"),
+    "allowed_token_ids": ((), "use logit_bias"),
+    "bad_words": ((), "use logit_bias"),
+    "logits_processors": ((), "this server runs no code of a request"),
+    "truncate_prompt_tokens": ((), "cut the prompt before it is sent"),
+    "prompt_embeds": ((), "prompts are text or token ids"),
+    "spaces_between_special_tokens": ((True,), "special tokens are joined as the tokenizer does"),
+    "use_beam_search": ((False,), "this server samples; it has no beam search"),
+    "length_penalty": ((1, 1.0), "this server samples; it has no beam search"),
+    "priority": ((0,), "requests are served in the order in which they come"),
+    "request_id": ((), "send the header X-Request-Id"),
+}
+"""Known fields that cannot be honoured: the values that ask for nothing (null always does), and why
+any other is refused."""
+
+R = TypeVar("R", bound=SamplingFields)
+
+
+class FieldWarnings:
+    """Names each unknown field once on the log; remembers a bounded number of them."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def warn(self, name: str) -> None:
+        name = shorten(name, MAX_USER_FIELD_CHARS)
+        if name not in self._seen and len(self._seen) < MAX_WARNED_FIELDS:
+            self._seen.add(name)
+            logger.warning("unknown request field %r is ignored", name)
+
+
+def parse_json(body: bytes) -> Any:
+    """The JSON value in `body`. Raises APIError, with the field's name where a number is broken."""
+    try:
+        return msgspec.json.decode(body)
+    except RecursionError:
+        raise bad_request("The JSON is nested too deeply.", None, "invalid_json") from None
+    except msgspec.MsgspecError as error:
+        field = _broken_number(body)
+        where = f" ({field} is not a finite number)" if field else ""
+        raise bad_request(f"The body is not JSON: {error}{where}", field, "invalid_json") from None
+
+
+def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWarnings) -> R:
+    """A decoded JSON value as a request. Raises APIError naming the field that is wrong.
+
+    With `strict`, an unknown field is refused, else it is ignored with a warning.
+    """
+    if not isinstance(value, dict):
+        raise bad_request("The body must be a JSON object.", None, "invalid_json")
+    known = kind.__struct_fields__
+    for name in value:
+        if name in UNSUPPORTED:
+            _refuse_unless_harmless(name, value[name])
+        elif name not in known:
+            if strict:
+                raise bad_request(f"{shorten(name, 100)} is not a known field.", name)
+            warnings.warn(name)
+    value = value | {
+        name: int(number)
+        for name in INTEGER_FIELDS
+        if isinstance(number := value.get(name), float) and number.is_integer()
+    }
+    try:
+        request = msgspec.convert(value, kind)
+    except RecursionError:
+        raise bad_request("The JSON is nested too deeply.", None, "invalid_json") from None
+    except msgspec.ValidationError as error:
+        raise _conversion_error(error) from None
+    request.check()
+    return request
+
+
+def _refuse_unless_harmless(name: str, value: Any) -> None:
+    harmless, why = UNSUPPORTED[name]
+    if value is None or any(type(value) is type(each) and value == each for each in harmless):
+        return
+    raise unsupported(name, why)
+
+
+def _conversion_error(error: msgspec.ValidationError) -> APIError:
+    """msgspec writes "Expected `int`, got `str` - at `$.messages[0].role`"."""
+    message, _, path = str(error).partition(" - at ")
+    found = re.search(r"\$\.([^`]+)`", path) or re.search(
+        r"missing required field `(\w+)`", message
+    )
+    param = found[1].removesuffix("[...]") if found else None
+    return bad_request(f"{param}: {message}" if param else message, param)
+
+
+_BROKEN_NUMBER = re.compile(
+    rb'"([A-Za-z_]\w{0,63})"\s*:\s*-?(?:NaN|Infinity|\d[\d.]{0,400}[eE]\+?\d{3,})'
+)
+
+
+def _broken_number(body: bytes) -> str | None:
+    """The field whose value is NaN, Infinity or too large for a float, if that is what is wrong."""
+    found = _BROKEN_NUMBER.search(body)
+    return found[1].decode() if found else None
+
+
+def _bias_by_id(bias: dict[str, float]) -> dict[int, float]:
+    for key in bias:
+        if not re.fullmatch(r"0|-?[1-9]\d{0,18}", key, re.ASCII):
+            raise bad_request(
+                f"logit_bias has the key {shorten(key, 40)!r}, which is no token id", "logit_bias"
+            )
+    return {int(key): value for key, value in bias.items()}

@@ -1,0 +1,106 @@
+"""Request and response of /v1/chat/completions as typed structs; `protocol.py` has the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tokenspeed.request import MAX_LOGPROBS
+from tokenspeed.server.errors import bad_request
+from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
+
+MAX_MESSAGES = 4096
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    """Their inside is checked where they are made ready for the template (text/messages.py)."""
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not 0 < len(self.messages) <= MAX_MESSAGES:
+            raise bad_request(f"messages holds 1 to {MAX_MESSAGES} messages", "messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
+            raise bad_request(f"top_logprobs must be from 0 to {MAX_LOGPROBS}", "top_logprobs")
+        for name in ("max_completion_tokens", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise bad_request(f"{name} must be at least 1, got {value}", name)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class AlternativeLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct, frozen=True):
+    """A generated token; `bytes` are its own, even where it holds part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[AlternativeLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: list[PromptLogprob] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream: first a role, then content, last a finish reason, for each index."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

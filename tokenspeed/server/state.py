@@ -1,0 +1,142 @@
+"""What every handler of one server shares: the engine's client, the text side, who is being served.
+
+A server is loading, ready, draining (no new work, running requests may end) or dead (the engine is
+gone); `require_ready` is the one gate that all generation passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from tokenspeed import __version__
+from tokenspeed.config import Config
+from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.messages import Ready
+from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten, unavailable
+from tokenspeed.server.metrics import Metrics
+from tokenspeed.server.offload import Offload
+from tokenspeed.server.protocol import FieldWarnings
+from tokenspeed.server.text_side import TextSide
+
+
+class Stoppable(Protocol):
+    def fail(self, error: Exception) -> None: ...
+
+
+class ServerState:
+    """Lives on one event loop; nothing here is thread-safe.
+
+    `open` are the generations that run in the engine, `num_samples` the engine requests that they
+    hold, `idle` is set while no API request is being served.
+    """
+
+    def __init__(self, config: Config, client: EngineClient) -> None:
+        self.config = config
+        self.client = client
+        self.text: TextSide | None = None
+        self.names = config.model.served_model_name or (config.model.model,)
+        self.metrics = Metrics(self.names[0], __version__, client)
+        self.offload = Offload()
+        self.field_warnings = FieldWarnings()
+        self.created = int(time.time())
+        self.draining = False
+        self.open: set[Stoppable] = set()
+        self.num_samples = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._stopped: APIError | None = None
+        self._num_active = 0
+        self._seeds = random.Random(config.model.seed)
+
+    @property
+    def phase(self) -> str:
+        """loading, ready, draining or dead."""
+        if self.client.state == "dead":
+            return "dead"
+        if self.draining:
+            return "draining"
+        return "ready" if self.client.state == "ready" and self.text is not None else "loading"
+
+    @property
+    def loading_detail(self) -> str:
+        """What start-up is busy with, for people."""
+        progress = self.client.progress
+        return f"{progress.phase} {progress.detail}".strip() if progress else "starting"
+
+    def require_ready(self) -> tuple[Ready, TextSide]:
+        """The engine's facts and the text side; raises a 503 unless new work may be started."""
+        phase = self.phase
+        if phase == "dead":
+            raise unavailable("The engine is dead; this server is about to end.", "engine_dead")
+        if phase == "draining":
+            raise unavailable("The server is shutting down.", "draining")
+        ready, text = self.client.ready, self.text
+        if phase == "loading" or ready is None or text is None:
+            detail = shorten(self.loading_detail, 200)
+            raise unavailable(f"The model is loading ({detail}).", "loading")
+        return ready, text
+
+    def model_name(self, asked: str | None) -> str:
+        """The name that an answer carries; raises a 404 for a model that is not served here."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            served = ", ".join(self.names)
+            raise APIError(
+                404,
+                f"The model {shorten(asked, 100)!r} does not exist; this server has: {served}.",
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    def draw_seed(self) -> int:
+        """A seed for a request without one; the sequence is fixed by --seed."""
+        return self._seeds.getrandbits(63)
+
+    def check_capacity(self, num_samples: int) -> None:
+        """Raise a 429 if the engine's queue has no place for `num_samples` more."""
+        limits = self.config.scheduler
+        capacity = limits.max_num_seqs + limits.max_queued_requests
+        if num_samples > capacity:
+            raise bad_request(
+                f"The request asks for {num_samples} sequences; this server holds {capacity}.", "n"
+            )
+        if self.num_samples + num_samples > capacity:
+            raise overloaded(f"The queue is full ({capacity} sequences run or wait). Retry later.")
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """One API request is being served: a drain waits for it."""
+        self._num_active += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._num_active -= 1
+            if self._num_active == 0:
+                self.idle.set()
+
+    @contextlib.contextmanager
+    def generating(self, generation: Stoppable, num_samples: int) -> Iterator[None]:
+        """`generation` runs in the engine, unless everything has been stopped already."""
+        if self._stopped is not None:
+            raise self._stopped
+        self.open.add(generation)
+        self.num_samples += num_samples
+        try:
+            yield
+        finally:
+            self.num_samples -= num_samples
+            self.open.discard(generation)
+
+    def stop_all(self, error: APIError) -> None:
+        """End every running generation, and any that starts from now on, with `error`."""
+        self._stopped = error
+        for generation in tuple(self.open):
+            generation.fail(error)
