@@ -10,7 +10,8 @@ and `max_model_len`, so that a token's angle never depends on what else is in th
   stretches the base, as far as that length needs, for short prompts too.
 
 Formulas: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071),
-LongRoPE (2402.13753), Llama 3.1's model card; numbers agree with transformers in float32.
+LongRoPE (2402.13753), Llama 3.1's model card. In float32, in the order of transformers' operations:
+at thousands of positions the last bit of a frequency shows in the logits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from tokenspeed.models.fields import Fields
 from tokenspeed.text.errors import ModelError
@@ -28,8 +29,6 @@ from tokenspeed.text.errors import ModelError
 MAX_POSITIONS = 1 << 24
 MAX_FACTOR = 1024.0
 _ORIGINAL = "original_max_position_embeddings"
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,18 @@ class Settings:
     def factor(self, default: float | None = None) -> float:
         return self.fields.number("factor", default, low=1.0, high=MAX_FACTOR)
 
-    def plain(self, theta: float | None = None) -> Floats:
-        """theta^(-2i / dim): the frequencies that every type starts from. Float32 [dim / 2]."""
-        exponents = np.arange(0, self.dim, 2).astype(np.float32) / np.float32(self.dim)
-        return np.float32(1) / np.float32(theta or self.theta) ** exponents
+    def powers(self, theta: float | None = None) -> Tensor:
+        """theta^(2i / dim): one over the plain frequencies. Float32 [dim / 2]."""
+        exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device="cpu") / self.dim
+        return (theta or self.theta) ** exponents
 
 
 def default(settings: Settings, max_model_len: int) -> Rope:
-    return _rope(settings.plain())
+    return _rope(1 / settings.powers())
 
 
 def linear(settings: Settings, max_model_len: int) -> Rope:
-    return _rope(settings.plain() / np.float32(settings.factor()))
+    return _rope(1 / settings.powers() / settings.factor())
 
 
 def dynamic(settings: Settings, max_model_len: int) -> Rope:
@@ -75,7 +74,7 @@ def dynamic(settings: Settings, max_model_len: int) -> Rope:
     factor, dim = settings.factor(), settings.dim
     stretch = max(max_model_len / settings.max_positions, 1.0)
     growth: float = (factor * stretch - (factor - 1)) ** (dim / (dim - 2))
-    return _rope(settings.plain(settings.theta * growth))
+    return _rope(1 / settings.powers(settings.theta * growth))
 
 
 def llama3(settings: Settings, max_model_len: int) -> Rope:
@@ -84,16 +83,15 @@ def llama3(settings: Settings, max_model_len: int) -> Rope:
     high = settings.fields.number("high_freq_factor", low=1e-3, high=1e3)
     if high <= low:
         raise settings.fields.error("high_freq_factor", f"must be above low_freq_factor ({low:g})")
-    freq = settings.plain()
-    turns = settings.original * freq / np.float32(2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0, 1).astype(np.float32)
-    return _rope((1 - keep) * freq / np.float32(settings.factor()) + keep * freq)
+    freq = 1 / settings.powers()
+    turns = settings.original / (2 * math.pi / freq)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return _rope((1 - keep) * freq / settings.factor() + keep * freq)
 
 
 def yarn(settings: Settings, max_model_len: int) -> Rope:
     """Dimensions that turn often are kept, those that turn rarely interpolated, a ramp between."""
-    fields, dim = settings.fields, settings.dim
-    factor = _ratio(settings)
+    fields, dim, factor = settings.fields, settings.dim, _ratio(settings)
     ends = []
     for name, turns in (("beta_fast", 32.0), ("beta_slow", 1.0)):
         turns = fields.number(name, turns, low=1e-3, high=1e4)
@@ -103,33 +101,31 @@ def yarn(settings: Settings, max_model_len: int) -> Rope:
     if fields.flag("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
-    width = last - first or 0.001
-    slow = np.clip((np.arange(dim // 2, dtype=np.float32) - first) / width, 0, 1)
-    keep = 1 - slow.astype(np.float32)
-    freq = settings.plain()
+    steps = torch.arange(dim // 2, dtype=torch.float32, device="cpu")
+    keep = 1 - ((steps - first) / (last - first or 0.001)).clamp(0, 1)
+    powers = settings.powers()
+    freq = 1 / (factor * powers) * (1 - keep) + 1 / powers * keep
     mscale, all_dim = (
         fields.number(name, 0.0, low=0.0, high=100.0) for name in ("mscale", "mscale_all_dim")
     )
     scale = _magnitude(factor)
     if mscale and all_dim:
         scale = _magnitude(factor, mscale) / _magnitude(factor, all_dim)
-    scale = fields.number("attention_factor", scale, low=0.0, high=100.0)
-    return _rope(freq / np.float32(factor) * (1 - keep) + freq * keep, scale)
+    return _rope(freq, fields.number("attention_factor", scale, low=0.0, high=100.0))
 
 
 def longrope(settings: Settings, max_model_len: int) -> Rope:
     """One searched factor for each frequency, from one of two lists."""
-    fields, original = settings.fields, settings.original
+    fields, original, ratio = settings.fields, settings.original, _ratio(settings)
     lists = {
         name: fields.numbers(name, settings.dim // 2, low=1e-3, high=1e6)
         for name in ("short_factor", "long_factor")
     }
     chosen = lists["long_factor" if max_model_len > original else "short_factor"]
-    factors: Floats = np.array(chosen, dtype=np.float32)
-    ratio = _ratio(settings)
+    factors = torch.tensor(chosen, dtype=torch.float32, device="cpu")
     scale = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     scale = fields.number("attention_factor", scale, low=0.0, high=100.0)
-    return _rope(settings.plain() / factors, scale)
+    return _rope(1 / (factors * settings.powers()), scale)
 
 
 @dataclass(frozen=True)
@@ -215,5 +211,5 @@ def _magnitude(factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _rope(freq: Floats, scale: float = 1.0) -> Rope:
-    return Rope(tuple(freq.astype(np.float32).tolist()), scale)
+def _rope(freq: Tensor, scale: float = 1.0) -> Rope:
+    return Rope(tuple(freq.tolist()), scale)
