@@ -25,9 +25,7 @@ MAX_TOKENS = 1 << 30
 
 
 class InvalidRequest(ValueError):
-    """A request that cannot be served as asked. `param` names the field, `code` is OpenAI's error
-    code.
-    """
+    """A request that cannot be served as asked: `param` names the field, `code` is OpenAI's."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -134,8 +132,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate, as it travels to the engine. A request with n samples is n of
-    these.
+    """One sequence to generate, as it travels to the engine; n samples are n of these.
 
     `seed` is resolved (the caller draws one where the user gave none), so a retry gives the same
     tokens. `cache_salt` and `adapter` separate prefix-cache entries that must not be shared.
@@ -151,7 +148,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:
-    """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context exactly."""
+    """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context."""
     room = max_model_len - num_prompt
     if params.max_tokens is None and room >= 1:
         return room
@@ -215,30 +212,28 @@ _MOVES: dict[State, frozenset[State]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The engine's record of one sequence: what is known, what is planned, what is committed.
+    """The engine's record of one sequence: what is asked, what is committed, where it stands.
 
-        tokens     |<----------- prompt ----------->|<---- output ---->|
-        committed  |<------------ num_computed ----------->|     KV of ended steps
-        planned    |<------------ num_planned ------------------->| KV of launched steps
-
-    `generation` counts admissions: a result whose row carries another generation is stale and is
-    dropped.
+    What belongs to one stay in a worker slot (pages, planned lengths) is the scheduler's
+    `Admission`; a preempted request has several of them.
     """
 
     spec: GenerateRequest
     eos_ids: frozenset[int] = frozenset()
     max_tokens: int = MAX_TOKENS
+    """Settled by `Scheduler.add`."""
     arrival_s: float = 0.0
+    order: int = 0
+    """Place in the order of arrival, set by `Scheduler.add`."""
     output_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Entries so far, one a prompt token, the first None; None if not asked for."""
     state: State = State.WAITING
     history: list[State] = field(default_factory=lambda: [State.WAITING])
-    generation: int = 0
-    slot: int | None = None
-    num_computed: int = 0
-    num_planned: int = 0
-    num_in_flight: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    is_reported: bool = False
+    """Whether a delta has been sent; the first one carries the facts about the prompt."""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
@@ -254,6 +249,10 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.spec.params
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.spec.prompt_ids)
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,112 @@
+"""One stay of a request in a worker slot: from admission to the last launched step that names it.
+
+    positions  |<--- computed --->|<--- in flight --->|<--- pages held --->|
+               0            num_computed         num_planned            capacity
+
+`num_computed` counts the KV of committed tokens, `num_planned` what launched steps may have written
+at most; a commit takes back what was not accepted, so without steps in flight they are equal. A
+preempted request leaves its stay and later begins another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tokenspeed.batch import Row, SlotStart
+from tokenspeed.kv.manager import Holding
+from tokenspeed.request import Request, State
+
+
+@dataclass(slots=True, eq=False)
+class Admission:
+    """`generation` is unique among all stays: a result that carries it can be nobody else's.
+
+    `token_ids` are the prompt and the output committed before, all to be prefilled; `limit` is the
+    number of positions that may be planned.
+    """
+
+    request: Request
+    slot: int
+    generation: int
+    holding: Holding
+    token_ids: list[int]
+    limit: int
+    num_computed: int
+    num_planned: int
+    num_in_flight: int = 0
+    last_step: int = -1
+    """The last step in which it had a row."""
+    is_running: bool = True
+    """False once finished, aborted or preempted: it then only waits for its launched steps."""
+    is_decoding: bool = False
+    """Whether the last chunk of the prefill was launched: from here on the device knows more."""
+    num_sent: list[int] = field(default_factory=list)
+    """Pages of each group's table that the worker has been told."""
+
+    def __post_init__(self) -> None:
+        self.num_sent = [0] * len(self.holding.tables)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Known tokens that no step has been launched for."""
+        return 0 if self.is_decoding else len(self.token_ids) - self.num_planned
+
+    def decode_width(self, tokens_per_step: int) -> int:
+        """Query tokens of the next decode row; 0 if it is not its turn to decode, or if the steps
+        in flight may bring all that is missing.
+        """
+        if not self.is_decoding:
+            return 0
+        return max(0, min(tokens_per_step, self.limit - self.num_planned))
+
+    def start(self) -> SlotStart:
+        spec = self.request.spec
+        return SlotStart(
+            slot=self.slot,
+            generation=self.generation,
+            token_ids=self.token_ids,
+            num_prompt=self.request.num_prompt,
+            params=spec.params,
+            seed=spec.seed,
+            sample_index=spec.sample_index,
+        )
+
+    def launch_row(self, step: int, num_tokens: int) -> Row:
+        """The next `num_tokens` as a row of a step that is about to be launched."""
+        decode = self.is_decoding
+        self.is_decoding = num_tokens >= self.num_to_prefill
+        tables, num_sent = self.holding.tables, self.num_sent
+        row = Row(
+            slot=self.slot,
+            generation=self.generation,
+            start=self.num_planned,
+            num_tokens=num_tokens,
+            decode=decode,
+            sample=self.is_decoding and self.request.max_tokens > 0,
+            page_starts=num_sent,
+            pages=[table[sent:] for table, sent in zip(tables, num_sent, strict=True)],
+        )
+        self.num_sent = [len(table) for table in tables]
+        self.num_planned += num_tokens
+        self.num_in_flight += 1
+        self.last_step = step
+        return row
+
+    def land_row(self, row: Row, num_accepted: int, num_kept: int) -> None:
+        """A row's step has ended; `num_kept` of the `num_accepted` tokens were committed.
+
+        A prefill row computes exactly its tokens; but the input of a sampled token counts only with
+        the token that came of it: if none was accepted, the next row repeats that position.
+        """
+        num_open = row.num_tokens if row.decode else int(row.sample)
+        assert num_kept <= num_accepted <= num_open, f"{num_accepted} tokens from {num_open}"
+        self.num_computed += row.num_tokens - num_open + num_kept
+        self.num_planned -= num_open - num_accepted
+
+    def check(self, block_size: int) -> None:
+        """Prove the invariants of lengths."""
+        request = self.request
+        assert self.num_planned <= len(self.holding.tables[0]) * block_size, "planned without pages"
+        assert self.num_in_flight or self.num_computed == self.num_planned, "a bound was not undone"
+        if request.state is State.DECODING:
+            assert self.num_computed == request.num_tokens - 1, "a lost token"

@@ -1,0 +1,110 @@
+"""Who is in a worker slot, on which pages; and when slot and pages may be given to somebody else.
+
+    enter --> running --leave--> draining --last launched step has ended--> gone
+
+Slot and pages of a stay that has ended (finished, aborted, preempted) are kept until every launched
+step that names them has ended. So neither changes hands under a launched step.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from tokenspeed.engine.admission import Admission
+from tokenspeed.kv.manager import KVManager
+from tokenspeed.kv.prefix import Namespace
+from tokenspeed.request import Request
+
+
+class Residents:
+    """The slots. `running` is in order of arrival, since requests enter in that order and the
+    youngest is the first to be sent away.
+    """
+
+    def __init__(self, kv: KVManager, num_slots: int) -> None:
+        self.running: list[Admission] = []
+        self._kv = kv
+        self._num_slots = num_slots
+        self._by_generation: dict[int, Admission] = {}  # running and draining
+        self._free_slots = list(reversed(range(num_slots)))
+        self._generations = itertools.count(1)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def num_coming(self) -> int:
+        """Pages of each group that come, at least, with the end of steps already launched."""
+        return sum(self._kv.num_returning(one.holding) for one in self._draining())
+
+    def of(self, generation: int) -> Admission:
+        return self._by_generation[generation]
+
+    def enter(self, request: Request, limit: int) -> Admission | None:
+        """A free slot, and pages for all that is known of `request`; None if pages are short.
+
+        A page for each running request is left, so that letting one in does not soon mean sending
+        it away again. A request that still wants prompt log-probabilities computes its prompt.
+        """
+        tokens, known = request.token_ids(), request.prompt_logprobs
+        holding = self._kv.acquire(
+            tokens,
+            Namespace(request.spec.adapter, request.spec.cache_salt),
+            read_prefix=known is None or len(known) == request.num_prompt,
+            is_counted=request.num_preemptions == 0,
+            num_spare=len(self.running),
+            num_expected=request.num_prompt + request.max_tokens,
+        )
+        if holding is None:
+            return None
+        admission = Admission(
+            request,
+            slot=self._free_slots.pop(),
+            generation=next(self._generations),
+            holding=holding,
+            token_ids=tokens,
+            limit=limit,
+            num_computed=holding.num_cached_tokens,
+            num_planned=holding.num_cached_tokens,
+        )
+        self.running.append(admission)
+        self._by_generation[admission.generation] = admission
+        return admission
+
+    def leave(self, admission: Admission) -> None:
+        self.running.remove(admission)
+        admission.is_running = False
+        self._retire_if_drained(admission)
+
+    def end_row(self, admission: Admission) -> None:
+        """A launched step with a row of this admission has ended."""
+        admission.num_in_flight -= 1
+        if not admission.is_running:
+            self._retire_if_drained(admission)
+
+    def check(self) -> None:
+        """Prove that slots and pages are each held once, by those who are in."""
+        everyone, draining = self._by_generation.values(), self._draining()
+        slots = [one.slot for one in everyone] + self._free_slots
+        assert sorted(slots) == list(range(self._num_slots)), f"slots lost or shared: {slots}"
+        assert len(draining) + len(self.running) == len(everyone), "a lost admission"
+        assert all(one.num_in_flight > 0 for one in draining), "drained, but still there"
+        for one in self.running:
+            one.check(self._kv.block_size)
+        self._kv.check(one.holding for one in everyone)
+
+    def _draining(self) -> list[Admission]:
+        return [one for one in self._by_generation.values() if not one.is_running]
+
+    def _retire_if_drained(self, admission: Admission) -> None:
+        """What was committed goes to the prefix tree, unless the request broke: its KV is not to be
+        trusted.
+        """
+        if admission.num_in_flight:
+            return
+        request = admission.request
+        num_final = 0 if request.error is not None else admission.num_computed
+        self._kv.release(admission.holding, request.token_ids(), num_final)
+        del self._by_generation[admission.generation]
+        self._free_slots.append(admission.slot)

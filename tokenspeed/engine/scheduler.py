@@ -1,0 +1,308 @@
+"""Who runs in the next step; and what a step's result changes.
+
+    add --> waiting --schedule--> running (slots) --commit--> finished
+               ^------ preempted ------'
+
+A step has a token budget: decodes first, then chunks of prefills, then new requests, all in order
+of arrival; nobody overtakes. A request is let in when the pages for its whole known sequence are
+there. If a running one lacks pages later, the youngest is preempted and computes again what it had.
+
+Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
+replaces them by facts and drops the results of those who have left (see `Residents`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from tokenspeed.batch import Batch, Row, RowResult, SlotStart, StepResult
+from tokenspeed.engine.acceptance import keep_prompt_logprobs, keep_tokens, make_delta
+from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.messages import Stats
+from tokenspeed.engine.residents import Residents
+from tokenspeed.kv.manager import KVManager
+from tokenspeed.request import (
+    FinishReason,
+    InvalidRequest,
+    Request,
+    RequestDelta,
+    State,
+    resolve_max_tokens,
+)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The step that is being put together."""
+
+    step: int
+    budget: int
+    rows: list[Row] = field(default_factory=list)
+    starts: list[SlotStart] = field(default_factory=list)
+    short: Request | None = None
+    """The oldest request that lacked pages: no younger one may take any in this step."""
+
+    def add(self, admission: Admission, num_tokens: int) -> None:
+        self.rows.append(admission.launch_row(self.step, num_tokens))
+        self.budget -= num_tokens
+
+
+class Scheduler:
+    """Owns the queue and, through `kv` and the slots, the pages. Knows no tensor and no text.
+
+    `tokens_per_step` is the most tokens that a decode row can bring (its query length). With one,
+    nothing is planned beyond `max_tokens`; with more, planning goes on until commits fill it, since
+    a step may bring fewer.
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        *,
+        max_num_seqs: int,
+        token_budget: int,
+        max_model_len: int,
+        tokens_per_step: int = 1,
+    ) -> None:
+        assert max_num_seqs > 0 and max_model_len > 0 and 0 < tokens_per_step <= token_budget
+        self._kv = kv
+        self._token_budget = token_budget
+        self._max_model_len = max_model_len
+        self._tokens_per_step = tokens_per_step
+        self._requests: dict[str, Request] = {}
+        self._waiting: deque[Request] = deque()  # in order of arrival, all younger than `running`
+        self._residents = Residents(kv, max_num_seqs)
+        self._launched: deque[int] = deque()
+        self._orders = itertools.count()
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to schedule or to commit."""
+        return bool(self._requests or self._launched)
+
+    @property
+    def stats(self) -> Stats:
+        return Stats(
+            num_running=len(self._residents.running),
+            num_waiting=len(self._waiting),
+            kv_usage=self._kv.usage,
+            prefix_queries=self._kv.prefix_queries,
+            prefix_hits=self._kv.prefix_hits,
+            preemptions=self._num_preemptions,
+            prompt_tokens=self._num_prompt_tokens,
+            generation_tokens=self._num_generation_tokens,
+            steps=self._num_steps,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a request and settle its `max_tokens`, or raise InvalidRequest and change nothing.
+
+        A request that names no `max_tokens` gets what fits both the context and the pool.
+        """
+        params, num_prompt = request.params, request.num_prompt
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty: it needs at least one token", "prompt")
+        if request.id in self._requests:
+            raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
+        max_tokens = resolve_max_tokens(num_prompt, params, self._max_model_len)
+        capacity = self._kv.num_pages * self._kv.block_size
+        if params.max_tokens is None:
+            max_tokens = max(1, min(max_tokens, capacity - num_prompt + 2 - self._tokens_per_step))
+        needed = self._positions_needed(num_prompt, max_tokens)
+        if needed > capacity:
+            raise InvalidRequest(
+                f"this request needs {needed} tokens of KV cache, but the pool has {capacity}: "
+                "shorten the prompt, lower max_tokens or start with a larger --max-total-tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+        request.max_tokens = max_tokens
+        request.order = next(self._orders)
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = [None]
+        self._requests[request.id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        """End a request, in whatever state it is; None if there is no such request (any more)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        request.finish_reason = FinishReason.ABORT
+        running = [one for one in self._residents.running if one.request is request]
+        if not running:
+            self._waiting.remove(request)
+        self._end(request, State.ABORTED, *running)
+        return make_delta(request, [])
+
+    def schedule(self) -> Batch | None:
+        """The next step, which the caller launches; None if there is nothing to do before a commit.
+
+        Without steps in flight and with work left there is always a step: the oldest request either
+        finds its pages or takes them from younger ones.
+        """
+        plan = _Plan(self._num_steps, self._token_budget)
+        self._plan_decodes(plan)
+        self._plan_prefills(plan)
+        self._admit(plan)
+        if not plan.rows:
+            return None
+        self._num_steps += 1
+        self._launched.append(plan.step)
+        return Batch(step=plan.step, rows=plan.rows, starts=plan.starts)
+
+    def commit(self, result: StepResult) -> list[RequestDelta]:
+        """Take in the oldest launched step. Requests to which it brought nothing have no delta."""
+        batch = result.batch
+        oldest = self._launched.popleft()
+        assert batch.step == oldest, f"step {batch.step} came before step {oldest}"
+        deltas = []
+        for row, outcome in zip(batch.rows, result.rows, strict=True):
+            assert (row.slot, row.generation) == (outcome.slot, outcome.generation)
+            admission = self._residents.of(row.generation)
+            self._residents.end_row(admission)
+            if admission.is_running:
+                delta = self._commit_row(admission, row, outcome)
+                if delta is not None:
+                    deltas.append(delta)
+        return deltas
+
+    def check(self) -> None:
+        """Prove the invariants of queue and order, and those of slots and cache."""
+        requests = [one.request for one in self._residents.running] + list(self._waiting)
+        assert {request.id for request in requests} == self._requests.keys(), "a lost request"
+        orders = [request.order for request in requests]
+        assert orders == sorted(set(orders)), f"out of the order of arrival: {orders}"
+        self._residents.check()
+
+    def _positions_needed(self, num_prompt: int, max_tokens: int) -> int:
+        """KV positions that a request running alone may need. The last token needs none; a step
+        that is asked for more tokens than are missing needs them all the same.
+        """
+        bound = num_prompt + max_tokens + self._tokens_per_step - 2
+        return max(num_prompt, min(bound, self._max_model_len))
+
+    def _limit(self, request: Request) -> int:
+        """KV positions that may be planned: with one token a step, those that will be committed."""
+        if request.max_tokens == 0:
+            return request.num_prompt
+        if self._tokens_per_step == 1:
+            return request.num_prompt + request.max_tokens - 1
+        return self._max_model_len
+
+    def _plan_decodes(self, plan: _Plan) -> None:
+        """Decodes that would fill the budget leave a share to running prefills, and take turns."""
+        width, running = self._tokens_per_step, self._residents.running
+        ready = [one for one in running if one.decode_width(width)]
+        to_prefill = sum(one.num_to_prefill for one in running)
+        floor = min(to_prefill, max(1, plan.budget // 4))
+        if len(ready) * width > plan.budget - floor:
+            ready.sort(key=lambda one: one.last_step)
+        for admission in ready:
+            if plan.budget - floor < width:
+                break
+            if not admission.is_running:  # preempted for an older one, just now
+                continue
+            num_tokens = admission.decode_width(width)
+            if self._make_room(admission, admission.num_planned + num_tokens, plan):
+                plan.add(admission, num_tokens)
+
+    def _make_room(self, admission: Admission, num_tokens: int, plan: _Plan) -> bool:
+        """Pages for `num_tokens` positions, if need be those of requests younger than this one.
+        False: they will be there after commits, or when older requests have ended.
+        """
+        kv, holding, request = self._kv, admission.holding, admission.request
+        if kv.pages_for(num_tokens) <= len(holding.tables[0]):
+            return True
+        if plan.short is not None and plan.short.order < request.order:
+            return False
+        num_expected = request.num_prompt + request.max_tokens
+        while not kv.allocate(holding, num_tokens, num_expected=num_expected):
+            plan.short = request
+            missing = kv.pages_for(num_tokens) - len(holding.tables[0])
+            if kv.num_available + self._residents.num_coming >= missing:
+                return False
+            victim = self._youngest(plan.step)
+            if victim is None or victim.request.order <= request.order:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _youngest(self, step: int) -> Admission | None:
+        """The youngest running request that has no row in this step yet."""
+        running = reversed(self._residents.running)
+        return next((one for one in running if one.last_step != step), None)
+
+    def _plan_prefills(self, plan: _Plan) -> None:
+        for admission in self._residents.running:
+            num_tokens = min(plan.budget, admission.num_to_prefill)
+            if num_tokens > 0:
+                plan.add(admission, num_tokens)
+
+    def _admit(self, plan: _Plan) -> None:
+        """Let waiting requests in, in order, while budget, slots and pages last."""
+        while self._waiting and plan.budget > 0 and plan.short is None:
+            request = self._waiting[0]
+            if not self._residents.has_free_slot:
+                return
+            admission = self._residents.enter(request, self._limit(request))
+            if admission is None:
+                return
+            self._waiting.popleft()
+            request.move(State.PREFILLING)
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = admission.num_computed
+            plan.starts.append(admission.start())
+            plan.add(admission, min(plan.budget, admission.num_to_prefill))
+
+    def _commit_row(
+        self, admission: Admission, row: Row, outcome: RowResult
+    ) -> RequestDelta | None:
+        request = admission.request
+        if outcome.error is not None:
+            request.finish_reason, request.error = FinishReason.ERROR, outcome.error
+            self._end(request, State.FINISHED, admission)
+            return make_delta(request, [])
+        if outcome.prompt_logprobs is not None:
+            keep_prompt_logprobs(request, row, outcome.prompt_logprobs)
+        num_kept = keep_tokens(request, outcome.token_ids)
+        admission.land_row(row, len(outcome.token_ids), num_kept)
+        self._num_generation_tokens += num_kept
+        if not row.decode:
+            self._kv.commit(admission.holding, admission.token_ids, admission.num_computed)
+            if row.start + row.num_tokens == len(admission.token_ids):
+                self._end_prefill(request)
+        if request.finish_reason is not None:
+            self._end(request, State.FINISHED, admission)
+        elif not num_kept:
+            return None
+        logprobs = outcome.logprobs and outcome.logprobs[:num_kept]
+        return make_delta(request, outcome.token_ids[:num_kept], logprobs)
+
+    def _end_prefill(self, request: Request) -> None:
+        if State.DECODING not in request.history:
+            self._num_prompt_tokens += request.num_prompt
+        if request.max_tokens == 0:
+            request.finish_reason = FinishReason.LENGTH
+        else:
+            request.move(State.DECODING)
+
+    def _end(self, request: Request, state: State, *admissions: Admission) -> None:
+        request.move(state)
+        del self._requests[request.id]
+        for admission in admissions:
+            self._residents.leave(admission)
+
+    def _preempt(self, admission: Admission) -> None:
+        request = admission.request
+        request.move(State.PREEMPTED)
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.appendleft(request)
+        self._residents.leave(admission)
