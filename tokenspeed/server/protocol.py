@@ -229,7 +229,7 @@ def parse_json(body: bytes) -> Any:
     except RecursionError:
         raise bad_request("The JSON is nested too deeply.", None, "invalid_json") from None
     except msgspec.MsgspecError as error:
-        field = _broken_number(body)
+        field = _broken_number(body, str(error))
         where = f" ({field} is not a finite number)" if field else ""
         raise bad_request(f"The body is not JSON: {error}{where}", field, "invalid_json") from None
 
@@ -281,14 +281,19 @@ def _conversion_error(error: msgspec.ValidationError) -> APIError:
     return bad_request(f"{param}: {message}" if param else message, param)
 
 
-_BROKEN_NUMBER = re.compile(
-    rb'"([A-Za-z_]\w{0,63})"\s*:\s*-?(?:NaN|Infinity|\d[\d.]{0,400}[eE]\+?\d{3,})'
-)
+_KEY = re.compile(rb'"([A-Za-z_]\w{0,63})"\s*:')
+_HUGE = re.compile(_KEY.pattern + rb"\s*-?\d[\d.]{0,400}[eE]\+?\d{3,}")
 
 
-def _broken_number(body: bytes) -> str | None:
+def _broken_number(body: bytes, error: str) -> str | None:
     """The field whose value is NaN, Infinity or too large for a float, if that is what is wrong."""
-    found = _BROKEN_NUMBER.search(body)
+    place = re.search(r"\(byte (\d{1,12})\)$", error)
+    if place is not None:
+        at = int(place[1])
+        keys = _KEY.findall(body, max(0, at - 300), at)
+        is_name = body.startswith((b"NaN", b"Infinity"), at)
+        return keys[-1].decode() if keys and is_name else None
+    found = _HUGE.search(body)
     return found[1].decode() if found else None
 
 

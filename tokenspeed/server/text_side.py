@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tokenspeed.config import ModelConfig
@@ -29,7 +28,7 @@ class TextSide:
 
     tokenizer: Tokenizer | None
     template: ChatTemplate
-    defaults: Mapping[str, float] = MappingProxyType({})
+    defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_text_side(config: ModelConfig) -> TextSide:

@@ -1,0 +1,181 @@
+"""A scripted engine client and a tokenizer of single bytes: the server without a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from tokenspeed.config import Config, make_config
+from tokenspeed.engine.client import EngineDead
+from tokenspeed.engine.messages import Loading, Ready, Stats
+from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
+from tokenspeed.server.app import create_app
+from tokenspeed.server.state import ServerState
+from tokenspeed.server.text_side import TextSide
+from tokenspeed.text.chat import ChatTemplate
+from tokenspeed.text.tokenizer import Tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MAX_MODEL_LEN = 256
+ANSWER = "Hello, w\u00f6rld \U0001fae0!"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, so that every character beyond ASCII is split; and two special tokens."""
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    return Tokenizer(backend, special_tokens={"eos_token": "<|im_end|>"})
+
+
+TOKENIZER = byte_tokenizer()
+VOCAB_SIZE = TOKENIZER.vocab_size
+EOS = next(iter(TOKENIZER.eos_token_ids))
+
+
+class FakeClient:
+    """Answers every request with `answer` (and the end token), `chunk` tokens a delta.
+
+    `answers[i]` replaces it for sample i. While `gate` is not set, requests wait without a token;
+    `pause_s` is waited before each delta; after `die_after` deltas in all, the engine is dead.
+    """
+
+    def __init__(self, answer: str = ANSWER) -> None:
+        self.state = "ready"
+        self.ready: Ready | None = Ready(
+            max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_pages=9, block_size=16, seconds=0
+        )
+        self.progress: Loading | None = None
+        self.failure: str | None = None
+        self.stats = Stats()
+        self.answer, self.answers = answer, {}
+        self.chunk, self.pause_s, self.die_after = 1, 0.0, -1
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.requests: list[GenerateRequest] = []
+        self.num_closed = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def wait_ready(self) -> None:
+        while self.state == "loading":
+            await asyncio.sleep(0.01)
+        if self.state == "dead":
+            raise EngineDead(self.failure)
+
+    async def close(self) -> None:
+        self.num_closed += 1
+        self.state = "dead"
+
+    def die(self) -> None:
+        self.state, self.failure = "dead", "killed by a test"
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestDelta, None]:
+        self.requests.append(request)
+        self.running.add(request.id)
+        is_finished = False
+        try:
+            await self.gate.wait()
+            for delta in self._deltas(request):
+                await asyncio.sleep(self.pause_s)
+                if self.die_after == 0:
+                    self.die()
+                self.die_after -= 1
+                if self.state == "dead":
+                    raise EngineDead(self.failure)
+                is_finished = delta.finish_reason is not None
+                yield delta
+        finally:
+            self.running.discard(request.id)
+            if not is_finished:
+                self.aborted.append(request.id)
+
+    def _deltas(self, request: GenerateRequest) -> list[RequestDelta]:
+        params = request.params
+        text = self.answers.get(request.sample_index, self.answer)
+        ids = [*TOKENIZER.encode(text, add_special_tokens=False), EOS]
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+        if params.ignore_eos:
+            ids = (ids * MAX_MODEL_LEN)[:MAX_MODEL_LEN]
+        stop_at = next((i for i, id in enumerate(ids) if id in ends), len(ids))
+        ids = ids[: min(stop_at + 1, params.max_tokens)]
+        stopped = bool(ids) and ids[-1] in ends
+        common: dict[str, Any] = {"request_id": request.id}
+        cuts = range(0, len(ids), self.chunk) or [0]
+        deltas = [RequestDelta(token_ids=ids[i : i + self.chunk], **common) for i in cuts]
+        for delta in deltas:
+            if params.logprobs is not None:
+                delta.logprobs = [scored(id, params.logprobs) for id in delta.token_ids]
+        if params.prompt_logprobs is not None:
+            scores = [scored(id, params.prompt_logprobs) for id in request.prompt_ids[1:]]
+            deltas[0].prompt_logprobs = [None, *scores]
+        deltas[0].num_cached_tokens = 1
+        deltas[-1].finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+        deltas[-1].stop_token = ids[-1] if stopped else None
+        return deltas
+
+
+def scored(id: int, count: int) -> TokenLogprob:
+    """A token that is never among the likeliest."""
+    return TokenLogprob(id, -5.0, [((id + 1 + k) % 256, -1.0 - k) for k in range(count)])
+
+
+def make_state(client: FakeClient, tokenizer: Tokenizer | None = TOKENIZER, **options: Any) -> Any:
+    config: Config = make_config({"served_model_name": ("m", "alias"), **options})
+    state = ServerState(config, client)  # type: ignore[arg-type]
+    special = tokenizer.special_tokens if tokenizer else {}
+    state.text = TextSide(tokenizer, ChatTemplate(CHATML if tokenizer else None, special))
+    return state
+
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+class Asker:
+    """Asks the application; after each test a normal request must still be answered."""
+
+    def __init__(self, client: FakeClient, state: Any) -> None:
+        self.engine, self.state = client, state
+        self.app = create_app(state)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+
+    async def completion(self, **fields: Any) -> httpx.Response:
+        return await self.http.post(COMPLETIONS, json={"prompt": "Hi"} | fields)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
+        return await self.http.post(CHAT, json=body)
+
+    async def check_alive(self) -> None:
+        """A normal request works and nothing is left of those before."""
+        assert not self.engine.running and not self.state.open and not self.state.num_samples
+        assert self.state.idle.is_set()
+        answer = await self.completion(max_tokens=100)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == self.engine.answer
+        assert (await self.http.get("/health")).status_code == 200
+
+
+def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error object of a refusal, whose shape is checked."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) <= 600 and "Traceback" not in error["message"]
+    return error
