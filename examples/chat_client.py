@@ -1,7 +1,7 @@
 """Ask a running server a question through the `openai` client and print the answer as it comes.
 
     tokenspeed serve                       # in one terminal
-    python examples/chat_client.py "Why is the sky blue?"
+    python examples/chat_client.py "What is gravity?"
 
 Any key will do unless the server was started with --api-key; OPENAI_API_KEY is read if it is set.
 """
@@ -15,7 +15,9 @@ import time
 import openai
 
 
-def ask(client: openai.OpenAI, model: str, question: str, max_tokens: int) -> None:
+def ask(
+    client: openai.OpenAI, model: str, question: str, max_tokens: int, temperature: float = 0.0
+) -> None:
     """Stream one answer to the terminal, then a line about its speed."""
     started = time.monotonic()
     first = ended = started
@@ -24,6 +26,7 @@ def ask(client: openai.OpenAI, model: str, question: str, max_tokens: int) -> No
         model=model,
         messages=[{"role": "user", "content": question}],
         max_completion_tokens=max_tokens,
+        temperature=temperature,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -41,14 +44,15 @@ def ask(client: openai.OpenAI, model: str, question: str, max_tokens: int) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", nargs="?", default="Why is the sky blue?")
+    parser.add_argument("question", nargs="?", default="What is gravity?")
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
     options = parser.parse_args()
     key = os.environ.get("OPENAI_API_KEY", "any")
     client = openai.OpenAI(base_url=options.base_url, api_key=key)
-    ask(client, options.model, options.question, options.max_tokens)
+    ask(client, options.model, options.question, options.max_tokens, options.temperature)
 
 
 if __name__ == "__main__":

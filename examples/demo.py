@@ -12,7 +12,7 @@ import urllib.request
 import openai
 from chat_client import ask
 
-QUESTION = "Explain in three sentences why the sky is blue."
+QUESTION = "What is gravity? Answer in three sentences."
 START_SECONDS = 300
 
 
