@@ -81,7 +81,7 @@ def expand(short: FunctionPlan, captured: Sequence[int], kinds: Sequence[str]) -
         template = segments.template(number)
         names = [row.piece for row, _ in template if isinstance(row, PieceCall)]
         if pieces.setdefault(window[1:], names) != names:
-            raise TooDeep("equal layers give different pieces: one computes with its own index")
+            raise TooDeep("equal layers compute different things, depending on their place")
         if templates.setdefault(window, template) != template:
             raise TooDeep("equal layers are wired differently")
     written = [templates[window] for window in windows(kinds)]

@@ -1,10 +1,12 @@
 """Which few layers to capture so that a plan of any depth can be made of them.
 
-A layer's kind is a fingerprint of what can reach the graph. A plan's rows at a layer depend on that
-layer and its two predecessors: the piece between two sequence calls is the end of one layer and
-the beginning of the next, and it reads results that the one before made. So the shortest walk that
-shows every run of three neighbouring kinds of the real model (beginning and end included) shows
-all there is. A uniform model needs three layers, whatever its depth.
+A layer's kind is a fingerprint of what can reach the graph. (So what sets a layer apart must stand
+in the layer: the model's own `forward` treats all alike.) A plan's rows at a layer depend on that
+layer and its two predecessors: the piece between two sequence calls is the end of one layer and the
+beginning of the next, and it reads results that the one before made. Three layers at the beginning
+do not tell "two layers before" from "the first layer", so the shortest walk is taken that shows
+every run of four neighbouring kinds of the real model, beginning and end included. A uniform model
+needs four layers, whatever its depth.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ _MAX_STATES = 100_000
 """States of the search before it gives up: a second or so."""
 
 Window = tuple[str, str, str]
+_Run = tuple[str, ...]
 
 
 def kind_of(layer: nn.Module, index: int) -> str:
@@ -39,13 +42,17 @@ def kind_of(layer: nn.Module, index: int) -> str:
 
 def windows(kinds: Sequence[str]) -> list[Window]:
     """The run of three that ends at each layer, and at the tail behind the last one."""
-    padded = [_EDGE, _EDGE, *kinds, _EDGE]
-    return list(zip(padded, padded[1:], padded[2:], strict=False))
+    return [(a, b, c) for a, b, c in _runs(kinds, 3)]
+
+
+def _runs(kinds: Sequence[str], length: int) -> list[_Run]:
+    padded = (*[_EDGE] * (length - 1), *kinds, _EDGE)
+    return [padded[i : i + length] for i in range(len(kinds) + 1)]
 
 
 def layers_to_capture(kinds: Sequence[str]) -> list[int]:
     """Indices of the layers to capture, in the order to stack them; all of them where no fewer
-    show every window.
+    show every run of four.
     """
     walk = _shortest_walk(kinds)
     everything = list(range(len(kinds)))
@@ -62,26 +69,27 @@ def layers_to_capture(kinds: Sequence[str]) -> list[int]:
 
 
 def _shortest_walk(kinds: Sequence[str]) -> list[str] | None:
-    """Breadth first over (last two kinds, windows seen); None if the search grows too large."""
-    bit = {window: 1 << i for i, window in enumerate(dict.fromkeys(windows(kinds)))}
+    """Breadth first over (last three kinds, runs seen); None if the search grows too large."""
+    runs = _runs(kinds, 4)
+    bit = {run: 1 << i for i, run in enumerate(dict.fromkeys(runs))}
     goal = (1 << len(bit)) - 1
-    after: dict[tuple[str, str], list[Window]] = {}
-    for window in bit:
-        after.setdefault(window[:2], []).append(window)
-    start = ((_EDGE, _EDGE), 0)
+    after: dict[_Run, list[_Run]] = {}
+    for run in bit:
+        after.setdefault(run[:-1], []).append(run)
+    start = (runs[0][:-1], 0)
     came_from = {start: start}
     queue = deque([start])
     while queue and len(came_from) < _MAX_STATES:
         state = queue.popleft()
-        last_two, seen = state
-        if last_two[1] == _EDGE and seen == goal:
+        last, seen = state
+        if last[-1] == _EDGE and seen == goal:
             walk = []
             while state != start:
-                walk.append(state[0][1])
+                walk.append(state[0][-1])
                 state = came_from[state]
             return walk[:0:-1]
-        for window in after.get(last_two, ()):
-            follower = (window[1:], seen | bit[window])
+        for run in after.get(last, ()):
+            follower = (run[1:], seen | bit[run])
             if follower not in came_from:
                 came_from[follower] = state
                 queue.append(follower)

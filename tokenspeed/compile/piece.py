@@ -37,7 +37,7 @@ def build_piece(
     for node in nodes:
         if node.op not in ("call_function", "call_method"):
             raise UnsupportedGraph(
-                f"the model makes {node.target!r} while it runs; keep it as a registered buffer"
+                f"a piece holds function and method calls, not {node.op} of {node.target!r}"
             )
         inner[node] = graph.node_copy(node, lambda outer: inner[outer])
     graph.output(tuple(inner[node] for node in outputs))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.convert_frame import fullgraph_capture
+from torch._dynamo import convert_frame
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import get_metrics_context
 from torch._ops import OpOverload, OpOverloadPacket
@@ -49,10 +49,30 @@ def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> fx.G
     """
     for tensor in inputs:
         mark_unbacked(tensor, 0, shape_id="tokens")
+    if not hasattr(convert_frame, "fullgraph_capture"):
+        return capture_with_backend(function, inputs)
     with torch.no_grad(), get_metrics_context():
-        captured = fullgraph_capture(function, inputs)
+        captured = convert_frame.fullgraph_capture(function, inputs)
     assert captured.backend_input is not None, "Dynamo returned no graph"
     return captured.backend_input.graph_module
+
+
+def capture_with_backend(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> fx.GraphModule:
+    """The same graph through the public entry: `torch.compile` with a backend that keeps the graph
+    and runs nothing. Guards and bytecode are made for naught, hence only the second choice.
+    """
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph_module: fx.GraphModule, _: list[Tensor]) -> Callable[..., tuple[None]]:
+        graphs.append(graph_module)
+        return lambda *args: (None,)
+
+    with torch.no_grad():
+        torch.compile(function, backend=keep, fullgraph=True)(*inputs)
+    (graph_module,) = graphs
+    return graph_module
 
 
 def source_name(placeholder: fx.Node) -> str:

@@ -53,5 +53,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    mapping = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    try:
+        mapping = mmap.mmap(-1, num_bytes)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(
+            f"a KV cache with {num_bytes / 2**30:.1f} GiB of keys in each layer does not fit into "
+            "memory; lower --max-total-tokens"
+        ) from error
     return torch.frombuffer(mapping, dtype=dtype).view(shape)

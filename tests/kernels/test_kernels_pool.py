@@ -1,0 +1,58 @@
+"""The storage of the paged cache."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenspeed.kv.pool import PagePool, bytes_per_page
+from tokenspeed.kv.specs import CacheGroup, FullAttention, cache_groups
+
+NARROW = FullAttention(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)
+WIDE = FullAttention(num_heads=4, num_kv_heads=4, head_dim=16, scale=1.0)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pages_by_layer_are_zero_and_writable(dtype: torch.dtype) -> None:
+    pool = PagePool(cache_groups([NARROW, WIDE, NARROW]), 5, 16, dtype, CPU)
+    shapes = [(5, 16, 2, 8), (5, 16, 4, 16), (5, 16, 2, 8)]
+    for tensors in (pool.keys, pool.values):
+        assert [tuple(tensor.shape) for tensor in tensors] == shapes
+        assert all(t.dtype == dtype and t.is_contiguous() and not t.any() for t in tensors)
+    pool.keys[0].fill_(1.0)
+    assert not pool.keys[2].any() and not pool.values[0].any()
+
+
+def test_bytes_of_a_page_are_what_the_pool_takes() -> None:
+    groups = cache_groups([NARROW, WIDE, NARROW])
+    pool = PagePool(groups, 3, 16, torch.float16, CPU)
+    held = sum(tensor.nbytes for tensor in (*pool.keys, *pool.values))
+    assert 3 * bytes_per_page(groups, 16, torch.float16) == held
+
+
+def test_a_large_pool_costs_nothing_until_used() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident_bytes()
+    pool = PagePool(cache_groups([NARROW]), 1 << 20, 16, torch.float32, CPU)
+    pool.keys[0][1 << 19] = 1.0
+    assert pool.keys[0].nbytes == pool.values[0].nbytes == 1 << 30
+    assert resident_bytes() - before < 64 << 20
+
+
+@pytest.mark.parametrize("num_pages", [1 << 40, 1 << 60])
+def test_a_pool_beyond_all_memory_says_what_to_do(num_pages: int) -> None:
+    with pytest.raises(MemoryError, match="lower --max-total-tokens"):
+        PagePool(cache_groups([NARROW]), num_pages, 16, torch.float32, CPU)
+
+
+def test_layers_must_be_complete() -> None:
+    with pytest.raises(AssertionError, match="cover every layer"):
+        PagePool([CacheGroup(NARROW, (0, 2))], 4, 16, torch.float32, CPU)
+    with pytest.raises(AssertionError, match="0 pages"):
+        PagePool(cache_groups([NARROW]), 0, 16, torch.float32, CPU)
