@@ -165,6 +165,7 @@ class Asker:
         """A normal request works and nothing is left of those before."""
         assert not self.engine.running and not self.state.open and not self.state.num_samples
         assert self.state.idle.is_set()
+        self.engine.answers = {}
         answer = await self.completion(max_tokens=100)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == self.engine.answer

@@ -48,7 +48,7 @@ class Authenticate:
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
-        sent = hashlib.sha256(key.strip().encode()).digest()
+        sent = hashlib.sha256(key.strip().encode("latin-1")).digest()  # the bytes as they came
         matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 
