@@ -45,9 +45,11 @@ class Detokenizer:
         if self._tokenizer.spelling is Spelling.OTHER:
             return self._push_window(id)
         data = self._tokenizer.token_bytes(id)
-        if self._at_start and data and self._tokenizer.drops_leading_space:
+        if not data:
+            return ""
+        if self._at_start and self._tokenizer.drops_leading_space:
             data = data.removeprefix(b" ")
-        self._at_start = self._at_start and not data
+        self._at_start = False
         if self._owed and data:
             data = self._pay(data)
         return self._decoder.decode(data)

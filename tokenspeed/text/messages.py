@@ -56,7 +56,7 @@ def _text(content: Any, at: str) -> str:
 
 def _part(part: Any, at: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         shown = repr(kind)[:40] if isinstance(part, dict) else type(part).__name__
         raise InvalidRequest(
             f"{at} is a part of type {shown}; this model reads text parts only "

@@ -105,10 +105,10 @@ def locate(
     """The folder or .gguf file that a name means."""
     if model in BUNDLED:
         return _bundled(BUNDLED[model])
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(model))
+    if model and os.path.isdir(path):  # os.path answers "no" for names that are no paths at all
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{model}: neither a folder nor a .gguf file; give the model's folder")
         return path

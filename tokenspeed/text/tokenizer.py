@@ -7,6 +7,7 @@ stream, a whole answer and a token's logprob entry always agree.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tokenspeed.text.template_file import read_template
 from tokenspeed.text.vocabulary import Spelling, Vocabulary
 
 MAX_TOKENIZER_BYTES = 512 << 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -58,10 +60,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with special tokens, what the model expects around it (usually a BOS)."""
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError:
-            raise InvalidRequest("the text holds a lone surrogate, which is not Unicode") from None
+        if not text.isascii() and _SURROGATE.search(text):
+            raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode")
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
