@@ -68,13 +68,13 @@ class GgufFile:
         if raw.nbytes != info.num_bytes:
             raise ModelError(f"{self._path}: became shorter while tensor {info.name} was read")
         try:
-            values = self._dequantise(raw.reshape(-1, raw.size // _num_rows(info.shape)), info.type)
-        except NotImplementedError:
+            values = self._dequantise(raw.reshape(*info.shape[:-1], -1), info.type)
+        except (NotImplementedError, KeyError):
             raise ModelError(
                 f"{self._path}: tensor {info.name} has type {info.type}, which the gguf package "
                 "cannot dequantise"
             ) from None
-        tensor = torch.from_numpy(values).view(info.shape)
+        tensor = torch.from_numpy(values)
         heads = self._interleaved_heads.get(name.split(".")[-2])
         return halves_apart(tensor, heads) if heads else tensor
 
@@ -85,12 +85,8 @@ def halves_apart(rows: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _num_rows(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape[:-1]))
-
-
 def _load_dequantise() -> Any:
-    """The optional package's (bytes [rows, row bytes], type name) -> float32 [rows, columns]."""
+    """The optional package's function: (bytes [..., row bytes], type name) -> float32."""
     try:
         from gguf import GGMLQuantizationType, quants
     except ImportError:
