@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed.config import make_config
+from tokenspeed.config import Config, make_config
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
 from tokenspeed.request import (
@@ -40,7 +40,7 @@ class Outcome:
         self.error = delta.error
 
 
-def tiny_engine(folder: str, **options: Any) -> Engine:
+def tiny_config(folder: str, **options: Any) -> Config:
     values = {
         "model": folder,
         "skip_tokenizer_init": True,
@@ -49,7 +49,11 @@ def tiny_engine(folder: str, **options: Any) -> Engine:
         "max_total_tokens": 1024,
         "max_num_seqs": 8,
     }
-    return build_engine(make_config(values | options), lambda phase, detail: None)
+    return make_config(values | options)
+
+
+def tiny_engine(folder: str, **options: Any) -> Engine:
+    return build_engine(tiny_config(folder, **options), lambda phase, detail: None)
 
 
 def request(name: str, prompt_ids: list[int], seed: int = 0, **params: Any) -> GenerateRequest:

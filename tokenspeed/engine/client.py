@@ -119,14 +119,14 @@ class EngineClient:
     async def start(self) -> None:
         """Start the process and return at once; `wait_ready` waits for it."""
         self._folder = _socket_folder()
-        address = f"ipc://{self._folder}/engine"
+        self._address = f"ipc://{self._folder}/engine"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.RECONNECT_IVL, 20)  # the engine binds a moment later
         self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(address)
+        self._socket.connect(self._address)
         self._send(Attach())
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -136,12 +136,16 @@ class EngineClient:
             stderr=asyncio.subprocess.PIPE,
         )
         assert self._process.stdin is not None  # kept open: its end is how the engine knows ours
-        self._process.stdin.write(msgspec.json.encode(Launch(address, self._config)) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(Launch(self._address, self._config)) + b"\n")
         self._tasks = [
             asyncio.create_task(self._read_socket()),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._limit_startup()),
         ]
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
 
     async def wait_ready(self) -> None:
         """Return once the engine serves; raises EngineDead if it does not come to that."""
@@ -173,20 +177,22 @@ class EngineClient:
         if self._is_closing or not self._tasks:
             return
         self._is_closing = True
+        patience = 0.0  # while it loads it may not listen, and has nothing to lose
         if self.state == "ready":
             self._send(Shutdown())
+            patience = SHUTDOWN_S
         self._die("the engine was closed")
         try:
-            await self._end_process()
+            await self._end_process(patience)
         finally:
             for task in self._tasks:
                 task.cancel()
             self._context.destroy(linger=0)
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _end_process(self) -> None:
+    async def _end_process(self, patience: float) -> None:
         process = self._process
-        stages = ((SHUTDOWN_S, process.terminate), (TERMINATE_S, process.kill))
+        stages = ((patience, process.terminate), (TERMINATE_S, process.kill))
         for seconds, action in stages:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), seconds)
@@ -216,6 +222,8 @@ class EngineClient:
         decoder = msgspec.msgpack.Decoder(FromEngine)
         while True:
             message = decoder.decode(await self._socket.recv())
+            if self.state == "dead":
+                continue
             if isinstance(message, StepOutputs):
                 self.stats = message.stats
                 for delta in message.deltas:

@@ -1,0 +1,159 @@
+"""Requests through the engine process: streams, refusals, slow readers, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
+
+from tokenspeed.engine.client import EngineClient, merge
+from tokenspeed.engine.messages import Attach
+from tokenspeed.request import (
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    RequestDelta,
+    TokenLogprob,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tiny_model: str) -> AsyncIterator[EngineClient]:
+    made = EngineClient(tiny_config(tiny_model))
+    await made.start()
+    try:
+        await made.wait_ready()
+        yield made
+        await until(lambda: is_idle(made))
+    finally:
+        await made.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def gather(client: EngineClient, spec: GenerateRequest) -> Outcome:
+    outcome = Outcome()
+    async for delta in client.generate(spec):
+        outcome.push(delta)
+    return outcome
+
+
+def is_idle(client: EngineClient) -> bool:
+    stats = client.stats
+    return stats.num_running == stats.num_waiting == stats.kv_usage == 0
+
+
+async def test_streams_equal_the_engine_in_process(client: EngineClient, tiny_model: str) -> None:
+    specs = [request(f"q{i}", [9 + i, 50, 3], seed=i, temperature=i % 2) for i in range(6)]
+    found = await asyncio.gather(*(gather(client, spec) for spec in specs))
+    expected = run(tiny_engine(tiny_model), specs)
+    for spec, outcome in zip(specs, found, strict=True):
+        assert outcome.token_ids == expected[spec.id].token_ids
+        assert outcome.finish_reason == expected[spec.id].finish_reason
+        assert len(outcome.logprobs) == len(outcome.token_ids)
+
+
+async def test_what_cannot_be_served_is_one_request_s_matter(client: EngineClient) -> None:
+    too_long = await gather(client, request("long", [5] * 300))
+    assert too_long.finish_reason == "error" and "256" in (too_long.error or "")
+    outside = await gather(client, request("outside", [5, 199]))
+    assert "vocabulary has 199" in (outside.error or "")
+    running = client.generate(request("twice", [5, 6], max_tokens=200, ignore_eos=True))
+    await anext(running)
+    with pytest.raises(InvalidRequest, match="in use"):
+        await gather(client, request("twice", [5, 6]))
+    await running.aclose()
+    assert (await gather(client, request("good", [5, 6]))).error is None
+
+
+async def test_messages_that_cannot_be_read_are_dropped(client: EngineClient) -> None:
+    for body in (b"", b"\x00", b"\xc1" * 50, b"\x81\xa4type\xa6submit", b"\x91" * 100_000):
+        await client._socket.send(body)
+    await client._socket.send_multipart([b"two", b"frames"])
+    assert (await gather(client, request("after", [5, 6]))).error is None
+
+
+async def test_a_slow_reader_gets_everything_merged(client: EngineClient, tiny_model: str) -> None:
+    spec = request("slow", [5, 6], max_tokens=40, ignore_eos=True, prompt_logprobs=1)
+    done = client.stats.generation_tokens + 40
+    deltas = client.generate(spec)
+    outcome = Outcome()
+    outcome.push(await anext(deltas))
+    await until(lambda: client.stats.generation_tokens == done)
+    outcome.push(await anext(deltas))
+    with pytest.raises(StopAsyncIteration):
+        await anext(deltas)
+    expected = run(tiny_engine(tiny_model), [spec])["slow"]
+    assert outcome.token_ids == expected.token_ids and outcome.finish_reason == "length"
+    assert [entry.token_id for entry in outcome.logprobs] == outcome.token_ids
+    assert outcome.prompt_logprobs is not None and len(outcome.prompt_logprobs) == 2
+
+
+async def test_merging_loses_nothing() -> None:
+    parts = [
+        RequestDelta(request_id="m", token_ids=[1], num_cached_tokens=8, prompt_logprobs=[None]),
+        RequestDelta(request_id="m", token_ids=[2], logprobs=[TokenLogprob(2, -0.5)]),
+        RequestDelta(request_id="m", finish_reason=FinishReason.STOP, stop_token=2),
+    ]
+    whole = merge(merge(parts[0], parts[1]), parts[2])
+    assert whole == merge(parts[0], merge(parts[1], parts[2]))
+    assert (whole.token_ids, whole.logprobs) == ([1, 2], [TokenLogprob(2, -0.5)])
+    assert (whole.num_cached_tokens, whole.prompt_logprobs) == (8, [None])
+    assert (whole.finish_reason, whole.stop_token) == ("stop", 2)
+
+
+async def test_a_hundred_disconnects_leave_nothing(client: EngineClient) -> None:
+    async def leave(number: int) -> None:
+        spec = request(f"d{number}", [number, 3, 4] * 5, max_tokens=200, ignore_eos=True)
+        deltas = client.generate(spec)
+        for _ in range(number % 3):
+            await anext(deltas)
+        if number % 2:
+            await deltas.aclose()
+            return
+        task = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0.002 * (number % 5))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await deltas.aclose()
+
+    spec = request("steady", [8, 9], max_tokens=60, ignore_eos=True)
+    alone = await gather(client, spec)
+    steady, *_ = await asyncio.gather(gather(client, spec), *(leave(i) for i in range(100)))
+    assert steady.token_ids == alone.token_ids
+    await until(lambda: is_idle(client))
+    assert not client._streams
+
+
+async def test_another_client_sees_its_own_and_may_vanish(client: EngineClient) -> None:
+    """The engine knows clients by their sockets: what one of them leaves behind is aborted."""
+    other = EngineClient(client._config)
+    other._context = zmq.asyncio.Context()
+    other._socket = other._context.socket(zmq.DEALER)
+    other._socket.connect(client._address)
+    reader = asyncio.create_task(other._read_socket())
+    other._send(Attach())
+    await other.wait_ready()
+    spec = request("mine", [5, 6], max_tokens=250, ignore_eos=True)
+    deltas = other.generate(spec)
+    await anext(deltas)
+    assert client.stats.num_running == 1
+    reader.cancel()
+    other._context.destroy(linger=0)
+    await gather(client, request("steps on", [5, 6], max_tokens=250, ignore_eos=True))
+    await until(lambda: is_idle(client))
+    other.state = "dead"
+    await deltas.aclose()

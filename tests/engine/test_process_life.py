@@ -1,0 +1,153 @@
+"""How the engine process begins and ends, and what is left of it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from engine_tiny import Outcome, request, tiny_config
+
+from tokenspeed.engine import client as client_module
+from tokenspeed.engine.client import EngineClient, EngineDead
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def cpu_ticks(process_id: int) -> int:
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+async def closed_without_trace(client: EngineClient) -> None:
+    await client.close()
+    await client.close()  # harmless
+    assert client.state == "dead"
+    assert not is_alive(client.process_id)
+    assert not client._folder.exists()
+
+
+async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
+    """It blocks while idle, ignores Ctrl-C, answers after both, and goes when told."""
+    client = EngineClient(tiny_config(tiny_model, api_key=("secret",)))
+    assert client._config.server.api_key == ()
+    await client.start()
+    await client.wait_ready()
+    assert client.ready is not None
+    assert (client.ready.max_model_len, client.ready.vocab_size) == (256, 199)
+    assert client.progress is not None and client.state == "ready"
+    await asyncio.sleep(1.5)  # past the check that it makes when it falls idle
+    before = cpu_ticks(client.process_id)
+    await asyncio.sleep(0.5)
+    assert cpu_ticks(client.process_id) - before <= 1
+    os.kill(client.process_id, signal.SIGINT)
+    outcome = Outcome()
+    async for delta in client.generate(request("a", [5, 6])):
+        outcome.push(delta)
+    assert outcome.error is None
+    open_request = client.generate(request("b", [5, 6], max_tokens=200, ignore_eos=True))
+    await anext(open_request)
+    began = time.monotonic()
+    await closed_without_trace(client)
+    assert time.monotonic() - began < 2.0
+    with pytest.raises(EngineDead, match="closed"):
+        await anext(open_request)
+        await anext(open_request)
+
+
+async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
+    client = EngineClient(tiny_config(tiny_model))
+    await client.start()
+    deltas = client.generate(request("doomed", [5, 6], max_tokens=200, ignore_eos=True))
+    await anext(deltas)
+    os.kill(client.process_id, signal.SIGKILL)
+    with pytest.raises(EngineDead, match=r"SIGKILL.*engine ready"):
+        async for _ in deltas:
+            pass
+    assert client.state == "dead"
+    with pytest.raises(EngineDead, match="SIGKILL"):
+        await anext(client.generate(request("later", [5, 6])))
+    await closed_without_trace(client)
+    assert "SIGKILL" in (client.failure or ""), "the first reason stays"
+
+
+async def test_a_start_that_fails_says_why_in_one_line() -> None:
+    client = EngineClient(tiny_config("/nowhere/at/all"))
+    await client.start()
+    with pytest.raises(EngineDead, match=r"^'/nowhere/at/all': no such folder"):
+        await client.wait_ready()
+    assert "\n" not in (client.failure or "")
+    await closed_without_trace(client)
+
+
+async def test_a_start_has_a_limit(tiny_model: str) -> None:
+    client = EngineClient(tiny_config(tiny_model, engine_startup_timeout=1.0))
+    await client.start()
+    with pytest.raises(EngineDead, match=r"not ready after 1 s.*--engine-startup-timeout"):
+        await client.wait_ready()
+    await closed_without_trace(client)
+
+
+async def test_closing_a_start(tiny_model: str) -> None:
+    client = EngineClient(tiny_config(tiny_model))
+    await client.start()
+    began = time.monotonic()
+    await closed_without_trace(client)
+    assert time.monotonic() - began < 4.0
+
+
+async def test_an_engine_that_hangs_is_killed(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SHUTDOWN_S", 0.2)
+    monkeypatch.setattr(client_module, "TERMINATE_S", 0.2)
+    client = EngineClient(tiny_config(tiny_model))
+    await client.start()
+    await client.wait_ready()
+    os.kill(client.process_id, signal.SIGSTOP)
+    await closed_without_trace(client)
+
+
+PARENT = """
+import asyncio, sys
+from tokenspeed.config import make_config
+from tokenspeed.engine.client import EngineClient
+
+async def main():
+    options = dict(model=sys.argv[1], skip_tokenizer_init=True, device="cpu", max_total_tokens=64,
+                   max_model_len=64)
+    client = EngineClient(make_config(options))
+    await client.start()
+    await client.wait_ready()
+    print(client.process_id, client._folder, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_no_orphan_stays_when_the_parent_is_killed(tiny_model: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, tiny_model], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        process_id, folder = parent.stdout.readline().split()
+        assert is_alive(int(process_id))
+        parent.kill()
+    deadline = time.monotonic() + 5.0
+    while is_alive(int(process_id)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(int(process_id))
+    assert not Path(folder).exists()
