@@ -39,10 +39,15 @@ TABLE: Table = {
             "--override-generation-config --preferred-sampling-params",
             "edit the folder's generation_config.json, or set it in each request",
         ),
-        granted("--model-loader-extra-config", "safetensors and GGUF are mapped; nothing to tune"),
-        granted("--weight-loader-prefetch-num-threads", "weights are mapped, not prefetched"),
-        either("--disable-weight-loader-prefetch-checkpoints", "weights are mapped"),
-        either("--use-tqdm-on-load", "progress is shown on a terminal, logged otherwise"),
+        granted(
+            "--model-loader-extra-config", "weights are read tensor by tensor; nothing to tune"
+        ),
+        granted(
+            "--weight-loader-prefetch-num-threads",
+            "weights are read tensor by tensor, not prefetched",
+        ),
+        either("--disable-weight-loader-prefetch-checkpoints", "weights are not prefetched"),
+        either("--use-tqdm-on-load", "progress is told at /ready, and the time on the log"),
         never("--delete-ckpt-after-loading", "no file of yours is deleted"),
         always("--language-model-only", "models are text only"),
         refused(
