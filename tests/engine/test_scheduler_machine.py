@@ -100,7 +100,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             accept=accept,
             fails=lambda row: random.random() < failures,
         )
-        self.tokens_per_step = tokens_per_step
         self.requests: dict[str, Request] = {}
         self.received: dict[str, list[RequestDelta]] = {}
         self.count = 0
@@ -117,9 +116,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.scheduler.add(request)
         except InvalidRequest:
-            needed = len(prompt) + (params.max_tokens or 1) + self.tokens_per_step - 2
+            length = len(prompt) + (1 if params.max_tokens is None else params.max_tokens)
             capacity = self.kv.num_pages * self.kv.block_size
-            assert max(needed, len(prompt)) > min(capacity, MAX_MODEL_LEN - 1)
+            assert length > MAX_MODEL_LEN or max(length - 1, len(prompt)) > capacity
             return
         self.requests[spec.id], self.received[spec.id] = request, []
 

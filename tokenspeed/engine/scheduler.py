@@ -71,6 +71,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._max_model_len = max_model_len
         self._tokens_per_step = tokens_per_step
+        self._capacity = kv.num_pages * kv.block_size
         self._requests: dict[str, Request] = {}
         self._waiting: deque[Request] = deque()  # in order of arrival, all younger than `running`
         self._residents = Residents(kv, max_num_seqs)
@@ -111,14 +112,14 @@ class Scheduler:
         if request.id in self._requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
         max_tokens = resolve_max_tokens(num_prompt, params, self._max_model_len)
-        capacity = self._kv.num_pages * self._kv.block_size
         if params.max_tokens is None:
-            max_tokens = max(1, min(max_tokens, capacity - num_prompt + 2 - self._tokens_per_step))
-        needed = self._positions_needed(num_prompt, max_tokens)
-        if needed > capacity:
+            max_tokens = max(1, min(max_tokens, self._capacity - num_prompt + 1))
+        needed = max(num_prompt, num_prompt + max_tokens - 1)  # the last token's KV is not needed
+        if needed > self._capacity:
             raise InvalidRequest(
-                f"this request needs {needed} tokens of KV cache, but the pool has {capacity}: "
-                "shorten the prompt, lower max_tokens or start with a larger --max-total-tokens",
+                f"this request needs {needed} tokens of KV cache, but the pool has "
+                f"{self._capacity}: shorten the prompt, lower max_tokens, or start with a larger "
+                "--max-total-tokens",
                 "prompt",
                 "context_length_exceeded",
             )
@@ -181,20 +182,13 @@ class Scheduler:
         assert orders == sorted(set(orders)), f"out of the order of arrival: {orders}"
         self._residents.check()
 
-    def _positions_needed(self, num_prompt: int, max_tokens: int) -> int:
-        """KV positions that a request running alone may need. The last token needs none; a step
-        that is asked for more tokens than are missing needs them all the same.
-        """
-        bound = num_prompt + max_tokens + self._tokens_per_step - 2
-        return max(num_prompt, min(bound, self._max_model_len))
-
     def _limit(self, request: Request) -> int:
         """KV positions that may be planned: with one token a step, those that will be committed."""
         if request.max_tokens == 0:
             return request.num_prompt
         if self._tokens_per_step == 1:
             return request.num_prompt + request.max_tokens - 1
-        return self._max_model_len
+        return min(self._max_model_len, self._capacity)
 
     def _plan_decodes(self, plan: _Plan) -> None:
         """Decodes that would fill the budget leave a share to running prefills, and take turns."""
