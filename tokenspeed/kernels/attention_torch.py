@@ -139,11 +139,14 @@ class TorchAttention:
         for begin in range(0, num_queries, _TILE):
             tile = queries[begin : begin + _TILE]
             seen = row.length - num_queries + begin + tile.shape[0]
+            mask = self._mask[-tile.shape[0] :, -seen:]
+            if mask.is_cuda:  # its kernels want aligned rows, a slice's are not
+                mask = mask.contiguous()
             out = F.scaled_dot_product_attention(
                 tile.permute(1, 2, 0, 3),
                 cached_keys[:, :, :seen],
                 cached_values[:, :, :seen],
-                attn_mask=self._mask[-tile.shape[0] :, -seen:],
+                attn_mask=mask,
                 scale=scale,
             )
             tiles.append(out.permute(2, 0, 1, 3))
