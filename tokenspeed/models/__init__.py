@@ -23,4 +23,4 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
         if isinstance(name, str) and name in MODELS:
             return MODELS[name]
     known = ", ".join(MODELS)
-    raise ModelError(f"config.json: architectures {names!r} is not supported (known: {known})")
+    raise ModelError(f"config.json: architectures {names!r:.99} is not supported (known: {known})")

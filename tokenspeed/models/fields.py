@@ -23,7 +23,9 @@ class Fields:
         """A whole number from `low` to `high`."""
         value = self._get(name, default)
         if type(value) is not int or not low <= value <= high:
-            raise self.error(name, f"must be a whole number from {low} to {high}, got {value!r}")
+            raise self.error(
+                name, f"must be a whole number from {low} to {high}, got {value!r:.60}"
+            )
         return value
 
     def number(self, name: str, default: float | None = None, *, low: float, high: float) -> float:
@@ -40,23 +42,31 @@ class Fields:
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if type(value) is not bool:
-            raise self.error(name, f"must be true or false, got {value!r}")
+            raise self.error(name, f"must be true or false, got {value!r:.60}")
         return value
 
     def require(self, name: str, expected: Any) -> None:
         """Refuse any value but `expected` (or an absent or null one): nothing else is built."""
         value = self._get(name, expected)
         if value != expected or type(value) is not type(expected):
-            raise self.error(name, f"{value!r} is not supported, only {expected!r} is")
+            raise self.error(name, f"{value!r:.60} is not supported, only {expected!r} is")
 
-    def heads(self) -> tuple[int, int, int]:
-        """Query heads, key heads (a divisor), and elements a head."""
+    def sizes(self) -> dict[str, int]:
+        """What every decoder's config says of its shape, under our names."""
+        hidden_size = self.count("hidden_size", high=1 << 20)
         num_heads = self.count("num_attention_heads", high=1 << 12)
         num_kv_heads = self.count("num_key_value_heads", num_heads, high=num_heads)
         if num_heads % num_kv_heads:
             raise self.error("num_key_value_heads", f"({num_kv_heads}) must divide {num_heads}")
-        head_dim = self.count("hidden_size", high=1 << 20) // num_heads
-        return num_heads, num_kv_heads, self.count("head_dim", head_dim, high=1 << 12)
+        return {
+            "vocab_size": self.count("vocab_size", high=1 << 24),
+            "hidden_size": hidden_size,
+            "intermediate_size": self.count("intermediate_size", high=1 << 20),
+            "num_layers": self.count("num_hidden_layers", high=1 << 10),
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": self.count("head_dim", hidden_size // num_heads, high=1 << 12),
+        }
 
     def error(self, name: str, what: str) -> ModelError:
         return ModelError(f"{self.where}: {name} {what}")
@@ -71,5 +81,5 @@ class Fields:
 
     def _number(self, name: str, value: Any, low: float, high: float) -> float:
         if type(value) not in (int, float) or not low <= value <= high:
-            raise self.error(name, f"must be a number from {low:g} to {high:g}, got {value!r}")
+            raise self.error(name, f"must be a number from {low:g} to {high:g}, got {value!r:.60}")
         return float(value)

@@ -39,16 +39,10 @@ class Qwen2Config:
         fields = Fields(hf)
         fields.require("hidden_act", "silu")
         fields.require("use_sliding_window", False)
-        num_heads, num_kv_heads, head_dim = fields.heads()
-        rope, max_model_len = resolve_rope(fields, head_dim, max_model_len)
+        sizes = fields.sizes()
+        rope, max_model_len = resolve_rope(fields, sizes["head_dim"], max_model_len)
         return cls(
-            vocab_size=fields.count("vocab_size", high=1 << 24),
-            hidden_size=fields.count("hidden_size", high=1 << 20),
-            intermediate_size=fields.count("intermediate_size", high=1 << 20),
-            num_layers=fields.count("num_hidden_layers", high=1024),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            **sizes,
             norm_eps=fields.number("rms_norm_eps", 1e-6, low=0.0, high=1.0),
             tied=fields.flag("tie_word_embeddings", False),
             rope=rope,

@@ -181,7 +181,9 @@ def read_settings(config: Fields, head_dim: int) -> Settings:
     kind = "default" if kind is None else kind
     if not isinstance(kind, str) or kind not in RULES:
         known = ", ".join(RULES)
-        raise config.error(name, f"has rope type {kind!r}, which is not supported (known: {known})")
+        raise config.error(
+            name, f"has rope type {kind!r:.60}, which is not supported (known: {known})"
+        )
     beside = {key: config.values.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     fields = Fields(beside | values, f"{config.where}: {name}")
     dim = int(head_dim * fields.number("partial_rotary_factor", 1.0, low=0.0, high=1.0))
