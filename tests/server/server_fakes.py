@@ -53,7 +53,11 @@ class FakeClient:
     def __init__(self, answer: str = ANSWER) -> None:
         self.state = "ready"
         self.ready: Ready | None = Ready(
-            max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_pages=9, block_size=16, seconds=0
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            num_pages=9,
+            block_size=16,
+            seconds=0,
         )
         self.progress: Loading | None = None
         self.failure: str | None = None

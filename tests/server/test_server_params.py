@@ -57,7 +57,9 @@ BAD: list[tuple[str, str]] = [
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 @pytest.mark.parametrize(("name", "value"), BAD)
 async def test_bad_values_name_their_field(ask: Asker, path: str, name: str, value: str) -> None:
-    prompt = '"prompt": "x"' if path == COMPLETIONS else '"messages": [{"role":"user","content":"x"}]'
+    prompt = (
+        '"prompt": "x"' if path == COMPLETIONS else '"messages": [{"role":"user","content":"x"}]'
+    )
     limit = "" if name == "max_tokens" else '"max_tokens": 8, '
     body = f'{{{prompt}, {limit}"{name}": {value}}}'
     answer = await ask.http.post(path, content=body.encode())
@@ -217,7 +219,9 @@ async def test_strict_fields_refuse_unknown_ones() -> None:
 PROMPT_IDS: list[Any] = [[0, 99999999], [-1], [1.5], [9223372036854775808], [10**400], [True]]
 
 
-@pytest.mark.parametrize("prompt", [*PROMPT_IDS, [[0], [99999999]], [["a"]], ["a", [1]], [[1], "a"]])
+@pytest.mark.parametrize(
+    "prompt", [*PROMPT_IDS, [[0], [99999999]], [["a"]], ["a", [1]], [[1], "a"]]
+)
 async def test_prompt_ids_outside_the_vocabulary(ask: Asker, prompt: list[Any]) -> None:
     error = refused(await ask.completion(prompt=prompt))
     assert error["param"] == "prompt"
@@ -250,7 +254,7 @@ async def test_context_limits_are_exact_on_both_apis(ask: Asker) -> None:
     for prompt, limit, status in [
         (full, 1, 400),
         (full, None, 400),
-        (full + [1], 1, 400),
+        ([*full, 1], 1, 400),
         (full[:255], 1, 200),
         (full[:255], 2, 400),
         (full[:255], None, 200),

@@ -148,7 +148,9 @@ async def test_echo_without_new_tokens(ask: Asker) -> None:
         choice = whole["choices"][0]
         assert choice["text"] == "Answer: yes" and choice["finish_reason"] == "length"
         assert whole["usage"]["completion_tokens"] == 0
-        assert text_of(events(await ask.completion(**fields, **extra, stream=True))) == choice["text"]
+        assert (
+            text_of(events(await ask.completion(**fields, **extra, stream=True))) == choice["text"]
+        )
     assert len(choice["logprobs"]["tokens"]) == 11
     assert choice["logprobs"]["token_logprobs"][0] is None
     assert choice["logprobs"]["text_offset"] == list(range(11))
@@ -230,7 +232,9 @@ async def test_samples_are_kept_apart(chunked: Asker) -> None:
     single = (await chunked.chat()).json()["usage"]["prompt_tokens"]
     assert whole["usage"]["prompt_tokens"] == single
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
-    chunks = events(await chunked.chat(**fields, stream=True, stream_options={"include_usage": True}))
+    chunks = events(
+        await chunked.chat(**fields, stream=True, stream_options={"include_usage": True})
+    )
     assert chunks.pop()["usage"] == whole["usage"]
     for index, text in enumerate(texts):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]

@@ -8,7 +8,6 @@ that was cut is taken up where it stopped: what the output holds already is skip
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
 from tokenspeed.server.api import APIS, Api
 from tokenspeed.server.batch_files import (
-    STANDARD,
     BatchError,
     BatchFileError,
     BatchLine,
@@ -87,9 +85,6 @@ def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | Non
 async def _batch(
     config: Config, in_path: str, out_path: str, concurrency: int | None
 ) -> BatchCounts:
-    if in_path != STANDARD and out_path != STANDARD and os.path.exists(out_path):
-        if os.path.exists(in_path) and os.path.samefile(in_path, out_path):
-            raise BatchFileError(f"{out_path} is the input; name another output")
     client = EngineClient(config)
     state = ServerState(config, client)
     try:

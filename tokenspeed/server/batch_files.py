@@ -42,7 +42,10 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    custom_id: str | None = None
+    """What a line of output is known by. Input lines have no `id`, so they are not taken for it."""
+
+    id: str
+    custom_id: str | None
     line: int | None = None
 
 

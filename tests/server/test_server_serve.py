@@ -1,0 +1,268 @@
+"""The server on a real port, over Hypercorn: start, disconnects, signals, drain, death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from server_fakes import CHAT, FakeClient, make_state
+
+from tokenspeed.config import make_config
+from tokenspeed.engine.messages import Loading
+from tokenspeed.server import serve as serve_module
+from tokenspeed.server.http_server import listen, url_of
+from tokenspeed.server.serve import run_server, serve
+from tokenspeed.text.source import ModelError
+
+BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}
+
+
+class Running:
+    """`run_server` over a scripted engine, in this process."""
+
+    def __init__(self, client: FakeClient, load_text: Any = None, **options: Any) -> None:
+        self.client = client
+        config = make_config({"served_model_name": ("m",), "drain_timeout": 0.5, **options})
+        text = make_state(client).text
+        listener = listen("127.0.0.1", 0, 5.0)
+        self.url = url_of(listener)
+        self.port = listener.getsockname()[1]
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=10)
+        self.task = asyncio.create_task(
+            run_server(config, client, load_text or (lambda _: text), listener)  # type: ignore[arg-type]
+        )
+
+    async def until(self, phase: str) -> None:
+        async with asyncio.timeout(10):
+            while (await self.http.get("/ready")).json()["status"] != phase:
+                await asyncio.sleep(0.01)
+
+    async def end(self, seconds: float = 10.0) -> int:
+        async with asyncio.timeout(seconds):
+            return await self.task
+
+
+@contextlib.asynccontextmanager
+async def running(
+    client: FakeClient, load_text: Any = None, **options: Any
+) -> AsyncIterator[Running]:
+    server = Running(client, load_text, **options)
+    try:
+        yield server
+    finally:
+        await server.http.aclose()
+        if not server.task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await server.end()
+        assert client.num_closed == 1
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Running) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def streaming(server: Running) -> AsyncIterator[Streams]:
+    """A raw connection on which a stream has begun."""
+    async with connected(server) as (reader, writer):
+        body = json.dumps(BODY | {"stream": True}).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        yield reader, writer
+
+
+async def test_loading_ready_and_a_clean_end(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    client.state, client.progress = "loading", Loading("weights", "1 of 2")
+    caplog.set_level("INFO", "tokenspeed")
+    async with running(client) as server:
+        await server.until("loading")
+        assert (await server.http.get("/health")).status_code == 200
+        answer = await server.http.post(CHAT, json=BODY)
+        assert answer.status_code == 503 and "weights" in answer.text
+        client.state = "ready"
+        await server.until("ready")
+        answer = await server.http.post(CHAT, json=BODY)
+        assert answer.status_code == 200 and "server" not in answer.headers
+        os.kill(os.getpid(), signal.SIGTERM)  # an idle keep-alive connection does not hold it up
+        assert await server.end(6) == 0
+    ready = [record.message for record in caplog.records if record.message.startswith("ready in")]
+    assert len(ready) == 1 and server.url in ready[0] and "model m" in ready[0]
+
+
+async def test_failures_while_loading(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: Any) -> Any:
+        raise ModelError("no such folder: give another")
+
+    client = FakeClient()
+    client.state = "loading"
+    async with running(client, broken) as server:
+        assert await server.end() == 1
+    assert "no such folder" in caplog.records[-1].message and caplog.records[-1].exc_info is None
+    dying = FakeClient()
+    dying.state = "loading"
+    async with running(dying) as server:
+        await server.until("loading")
+        dying.die()
+        assert await server.end() == 1
+    assert "killed by a test" in caplog.records[-1].message
+
+
+async def test_a_signal_while_loading_ends_at_once() -> None:
+    client = FakeClient()
+    client.state = "loading"
+    async with running(client) as server:
+        await server.until("loading")
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await server.end(6) == 0
+
+
+def test_a_taken_port_is_one_line_at_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_module, "EngineClient", None)  # nothing may be started
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert serve(make_config({"port": port})) == 1
+    (record,) = caplog.records
+    assert str(port) in record.message and "--port" in record.message
+    assert serve(make_config({"host": "256.0.0.1"})) == 1
+    assert "--host" in caplog.records[-1].message
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+async def test_disconnects_reach_the_engine(how: str) -> None:
+    client = FakeClient()
+    client.pause_s = 0.02
+    async with running(client) as server:
+        await server.until("ready")
+        async with streaming(server) as (_, writer):
+            whole = asyncio.create_task(server.http.post(CHAT, json=BODY))
+            while len(client.running) < 2:
+                await asyncio.sleep(0.01)
+            raw = writer.get_extra_info("socket")
+            if how == "reset":
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.write_eof() if how == "half-close" else writer.close()
+            whole.cancel()
+            async with asyncio.timeout(3):
+                while client.running:
+                    await asyncio.sleep(0.01)
+            assert len(client.aborted) == 2
+            client.pause_s = 0
+            assert (await server.http.post(CHAT, json=BODY)).status_code == 200
+
+
+async def test_drain_lets_streams_end(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    client.pause_s = 0.005
+    async with running(client, drain_timeout=10.0) as server:
+        await server.until("ready")
+        async with streaming(server) as (reader, _writer):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await server.until("draining")
+            answer = await server.http.post(CHAT, json=BODY)
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+            rest = await asyncio.wait_for(reader.read(), 10)
+            assert b"[DONE]" in rest and b"error" not in rest
+            assert await server.end() == 0
+
+
+@pytest.mark.parametrize("second", [False, True])
+async def test_streams_end_with_an_event_at_the_deadline_or_a_second_signal(second: bool) -> None:
+    client = FakeClient()
+    client.pause_s = 0.2
+    async with running(client, drain_timeout=60.0 if second else 0.3) as server:
+        await server.until("ready")
+        async with streaming(server) as (reader, _writer):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await server.until("draining")
+            if second:
+                os.kill(os.getpid(), signal.SIGTERM)
+            rest = await asyncio.wait_for(reader.read(), 8)
+            assert b'"code":"shutdown"' in rest and b"[DONE]" in rest
+            assert await server.end() == 0
+            assert client.aborted
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_the_end() -> None:
+    client = FakeClient()
+    client.pause_s = 0.001
+    async with running(client, drain_timeout=0.2) as server:
+        await server.until("ready")
+        async with streaming(server) as (_, writer):
+            writer.transport.pause_reading()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await server.end(15) == 0
+
+
+async def test_engine_death_ends_the_server_with_events() -> None:
+    client = FakeClient()
+    client.pause_s = 0.02
+    async with running(client) as server:
+        await server.until("ready")
+        async with streaming(server) as (reader, _writer):
+            client.die()
+            rest = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
+            assert b'"code":"engine_dead"' in rest
+            assert (await server.http.get("/health")).status_code == 503
+            assert await server.end() == 1
+
+
+async def test_http2_by_prior_knowledge() -> None:
+    client = FakeClient()
+    async with running(client) as server:
+        await server.until("ready")
+        async with connected(server) as (reader, writer):
+            settings_frame = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings_frame)
+            frame = await asyncio.wait_for(reader.readexactly(9), 5)
+            assert frame[3] == 4  # its settings come back
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await server.end(8) == 0
+
+
+async def test_many_streams_at_once() -> None:
+    client = FakeClient()
+    client.pause_s = 0.01
+    async with running(client, max_num_seqs=256) as server:
+        await server.until("ready")
+        async with contextlib.AsyncExitStack() as stack:
+            streams = [await stack.enter_async_context(streaming(server)) for _ in range(100)]
+            assert len(client.running) == 100
+            for reader, _ in streams:
+                await asyncio.wait_for(reader.readuntil(b"[DONE]"), 30)
+        assert not client.aborted
+
+
+async def test_public_addresses_without_keys_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for options, warned in (({}, True), ({"api_key": ("k",)}, False)):
+        caplog.clear()
+        with listen("0.0.0.0", 0, 5.0) as listener:
+            serve_module._warn_if_open(make_config(options), listener)
+        assert any("--api-key" in record.message for record in caplog.records) is warned

@@ -1,0 +1,179 @@
+"""Streams and whole answers when the client leaves, stalls or waits, and when the engine fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from server_fakes import CHAT, COMPLETIONS, Asker, FakeClient, make_state
+
+from tokenspeed.engine.client import EngineDead
+from tokenspeed.request import FinishReason, RequestDelta
+from tokenspeed.server import stream
+from tokenspeed.server.errors import unavailable
+
+
+class Connection:
+    """One request, seen from below the application: what it sends, and when its client leaves."""
+
+    def __init__(self, ask: Asker, path: str, **fields: Any) -> None:
+        body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 90}
+        body |= {"ignore_eos": True} | fields
+        self.status, self.body = 0, b""
+        self.is_complete = False
+        self.left = asyncio.Event()
+        self.stalls, self.delay_s = False, 0.0
+        self.writes: list[bytes] = []
+        self._body: bytes | None = json.dumps(body).encode()
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
+        self.task = asyncio.create_task(ask.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        if self.stalls:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self.delay_s)
+        self.writes.append(message["body"])
+        self.body += message["body"]
+        self.is_complete = not message.get("more_body", False)
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("queued", [True, False])
+async def test_leaving_clients_abort_all_their_samples(
+    ask: Asker, path: str, streams: bool, queued: bool
+) -> None:
+    ask.engine.pause_s = 0.01
+    if queued:
+        ask.engine.gate.clear()
+    connections = [Connection(ask, path, stream=streams, n=4) for _ in range(5)]
+    await connections[0].until(lambda: len(ask.engine.running) == 20)
+    if streams and not queued:
+        await connections[0].until(lambda: b"data:" in connections[0].body)
+    for connection in connections:
+        connection.left.set()
+        await asyncio.wait_for(connection.task, 5)
+        assert not connection.is_complete
+    assert len(ask.engine.aborted) == 20 and not ask.engine.running
+    metrics = (await ask.http.get("/metrics")).text
+    assert 'request_success_total{finished_reason="abort",model_name="m"} 20.0' in metrics
+    assert f'method="POST",path="{path}",status="499"}} 5.0' in metrics
+    ask.engine.gate.set()
+    ask.engine.pause_s = 0
+
+
+async def test_a_client_that_does_not_read_is_cut() -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client, write_timeout=1.0))
+    connection = Connection(ask, CHAT, stream=True)
+    connection.stalls = True
+    await asyncio.wait_for(connection.task, 5)
+    assert not client.running and not connection.body
+    await ask.check_alive()
+
+
+async def test_pings_while_nothing_comes(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PING_AFTER_S", 0.02)
+    ask.engine.gate.clear()
+    connection = Connection(ask, CHAT, stream=True, max_tokens=2)
+    await connection.until(lambda: connection.body.count(b": ping\n\n") >= 2)
+    assert connection.status == 200 and b"data:" not in connection.body
+    ask.engine.gate.set()
+    await connection.task
+    assert connection.body.endswith(b"data: [DONE]\n\n") and connection.is_complete
+
+
+def error_of(body: bytes) -> Any:
+    *_, last, done, end = body.split(b"\n\n")
+    assert (done, end) == (b"data: [DONE]", b"")
+    return json.loads(last.removeprefix(b"data: "))["error"]
+
+
+async def test_engine_death_in_a_stream_is_an_event() -> None:
+    client = FakeClient()
+    client.pause_s = 0.001
+    client.die_after = 3
+    ask = Asker(client, make_state(client))
+    connection = Connection(ask, CHAT, stream=True)
+    await connection.task
+    error = error_of(connection.body)
+    assert connection.status == 200 and b'"content"' in connection.body
+    assert (error["type"], error["code"]) == ("server_error", "engine_dead")
+
+
+async def test_a_failing_request_is_an_event_and_no_other_suffers(ask: Asker) -> None:
+    good = ask.engine.generate
+
+    async def failing(request: Any) -> Any:
+        yield RequestDelta(request_id=request.id, token_ids=[5])
+        raise ValueError("a secret of /etc/passwd")
+
+    async def refusing(request: Any) -> Any:
+        yield RequestDelta(request_id=request.id, finish_reason=FinishReason.ERROR, error="no page")
+
+    async def ending(request: Any) -> Any:
+        for _ in ():
+            yield
+
+    async def dying(request: Any) -> Any:
+        raise EngineDead("gone")
+        yield
+
+    for broken, words in (
+        (failing, "log has the cause"),
+        (refusing, "no page"),
+        (ending, "without a reason"),
+        (dying, "stopped"),
+    ):
+        ask.engine.generate = broken
+        connection = Connection(ask, COMPLETIONS, stream=True)
+        other = Connection(ask, COMPLETIONS, stream=False)
+        await asyncio.gather(connection.task, other.task)
+        assert words in error_of(connection.body)["message"]
+        assert b"secret" not in connection.body + other.body
+        assert other.status == 500 and words.encode() in other.body
+    ask.engine.generate = good
+
+
+async def test_stopping_everything_ends_streams_with_an_event() -> None:
+    client = FakeClient()
+    client.pause_s = 0.01
+    ask = Asker(client, make_state(client))
+    streaming, whole = (Connection(ask, CHAT, stream=streams) for streams in (True, False))
+    await streaming.until(lambda: b"content" in streaming.body)
+    assert not ask.state.idle.is_set()
+    ask.state.stop_all(unavailable("The server has shut down.", "shutdown"))
+    await asyncio.wait_for(ask.state.idle.wait(), 2)
+    await asyncio.gather(streaming.task, whole.task)
+    assert error_of(streaming.body)["code"] == "shutdown"
+    assert whole.status == 503 and len(client.aborted) == 2
+    late = Connection(ask, CHAT)
+    await late.task
+    assert late.status == 503 and not client.running
+
+
+async def test_ready_tokens_share_a_write(ask: Asker) -> None:
+    """Everything that came while the client took its time goes out together."""
+    ask.engine.answer = "abcdefghijklmnopqrst"
+    connection = Connection(ask, COMPLETIONS, stream=True, max_tokens=20)
+    connection.delay_s = 0.03
+    await connection.task
+    assert sum(write.count(b'"text"') for write in connection.writes) == 20
+    assert len(connection.writes) < 8
