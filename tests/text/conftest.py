@@ -25,7 +25,7 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> ModelSource:
+def smollm2_source() -> ModelSource:
     try:
         return resolve_model("smollm2")
     except ModelError as error:
@@ -33,8 +33,8 @@ def smollm2() -> ModelSource:
 
 
 @pytest.fixture(scope="session")
-def tokenizer(smollm2: ModelSource) -> Tokenizer:
-    return load_tokenizer(smollm2)
+def tokenizer(smollm2_source: ModelSource) -> Tokenizer:
+    return load_tokenizer(smollm2_source)
 
 
 @pytest.fixture(scope="session")

@@ -85,9 +85,9 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     ] == [(t.name, t.start, t.num_bytes, t.type, list(t.shape)) for t in ours.tensors.values()]
 
 
-def test_bundled_file_is_read_in_well_under_a_second(smollm2: ModelSource) -> None:
+def test_bundled_file_is_read_in_well_under_a_second(smollm2_source: ModelSource) -> None:
     began = time.perf_counter()
-    found = read_gguf(smollm2.path)
+    found = read_gguf(smollm2_source.path)
     assert time.perf_counter() - began < 1.0  # 0.05 s when idle
     assert (len(found.metadata), len(found.tensors)) == (33, 272)
     assert len(found.array("tokenizer.ggml.merges", str)) == 48900
@@ -201,8 +201,10 @@ def test_getters_name_the_key_of_a_wrong_type(key: str, bad: Any) -> None:
 
 
 def test_numbers_must_be_finite_and_flags_booleans() -> None:
-    found = read(gguf_bytes({"nan": float("nan"), "inf": float("inf"), "one": 1, "eps": 1e-5}))
-    for key in ("nan", "inf", "absent"):
+    found = read(
+        gguf_bytes({"nan": float("nan"), "inf": float("inf"), "one": 1, "eps": 1e-5, "flag": False})
+    )
+    for key in ("nan", "inf", "flag", "absent"):
         with pytest.raises(ModelError, match=key):
             found.number(key)
     with pytest.raises(ModelError, match="one"):

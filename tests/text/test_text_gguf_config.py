@@ -26,7 +26,7 @@ def config_of(folder: Path, metadata: dict[str, Any], tensors: Tensors = EMBEDDI
     return gguf_config(read_gguf(path))
 
 
-def test_bundled_model(smollm2: ModelSource) -> None:
+def test_bundled_model(smollm2_source: ModelSource) -> None:
     expected = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -50,8 +50,8 @@ def test_bundled_model(smollm2: ModelSource) -> None:
         "attention_bias": False,
         "mlp_bias": False,
     }
-    assert smollm2.config == expected
-    assert eos_token_ids(smollm2) == {2}
+    assert smollm2_source.config == expected
+    assert eos_token_ids(smollm2_source) == {2}
 
 
 @pytest.mark.parametrize(

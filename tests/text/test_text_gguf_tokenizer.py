@@ -172,3 +172,26 @@ def test_missing_pretokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(metadata))
     with pytest.raises(ModelError, match="pre-tokenizer"):
         build_tokenizer(read_gguf(tmp_path / "m.gguf"))
+
+
+STRANGE = [-1, 0, (1 << 32) - 1, "", "x", [], [1], ["a"], 1.5, float("nan"), True]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=repr)
+def test_any_value_of_a_wrong_kind_is_one_line(tmp_path: Path, strange: Any) -> None:
+    """Every key in turn holds something it should not: a ModelError, or a value that can be."""
+    path = tmp_path / "m.gguf"
+    base = llama_metadata(
+        tokenizer__ggml__add_bos_token=True,
+        tokenizer__ggml__bos_token_id=3,
+        tokenizer__chat_template="{{ messages }}",
+        llama__rope__scaling__type="linear",
+        llama__rope__scaling__factor=2.0,
+        general__file_type=1,
+    )
+    for key in base:
+        path.write_bytes(gguf_bytes({**base, key: strange}))
+        try:
+            load_tokenizer(resolve_model(str(path)))
+        except ModelError as error:
+            assert "\n" not in str(error) and str(path) in str(error)

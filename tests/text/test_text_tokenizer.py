@@ -124,13 +124,13 @@ def test_template_file_of_the_operator(tmp_path: Path) -> None:
         read_template_file(file)
 
 
-def test_override_takes_another_tokenizer(tmp_path: Path, smollm2: ModelSource) -> None:
+def test_override_takes_another_tokenizer(tmp_path: Path, smollm2_source: ModelSource) -> None:
     source = write(tmp_path, config={"model_type": "llama", "eos_token_id": 7})
     tokenizer = load_tokenizer(source, override="smollm2")
     assert tokenizer.vocab_size == 49152
     assert tokenizer.eos_token_ids == {7}
     (tmp_path / "config.json").unlink()  # a folder with a tokenizer alone will do
-    assert load_tokenizer(smollm2, override=str(tmp_path)).vocab_size == 259
+    assert load_tokenizer(smollm2_source, override=str(tmp_path)).vocab_size == 259
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,15 @@ def test_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="--skip-tokenizer-init"):
         load_tokenizer(source)
+
+
+def test_slow_tokenizer_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"not a sentencepiece model")
+    with pytest.raises(ModelError, match="transformers cannot make one") as caught:
+        load_tokenizer(source)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_vocabulary_and_merges_files_are_converted(tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ class Gguf:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number. float32 values lose their noise digits (1e-05, not 9.99999975e-06)."""
         value = self.metadata.get(key, default)
-        if not isinstance(value, int | float) or value is True or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, value, "a finite number")
+        if not math.isfinite(value):
             raise self._wrong(key, value, "a finite number")
         return float(f"{value:.7g}")
 
