@@ -205,6 +205,18 @@ def test_links_are_followed(tmp_path: Path) -> None:
     assert set(SafetensorsFolder(tmp_path / "snapshot").shapes) == set(tensors())
 
 
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(ModelError, match=r"a\.safetensors: cannot be read: Is a directory"):
+        SafetensorsFolder(tmp_path)
+    (tmp_path / "a.safetensors").rmdir()
+    write_weights(tmp_path, tensors())
+    folder = SafetensorsFolder(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        folder.read("a.weight")
+
+
 def test_no_weights(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=r"no \*\.safetensors file"):

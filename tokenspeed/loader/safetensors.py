@@ -8,8 +8,11 @@ file that shrinks meanwhile gives an error here, and a SIGBUS there).
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -76,7 +79,7 @@ class SafetensorsFolder:
     def read(self, name: str) -> Tensor:
         entry = self._entries[name]
         raw = torch.empty(entry.num_bytes, dtype=torch.uint8)
-        with entry.file.open("rb", buffering=0) as file:
+        with _opened(entry.file) as file:
             file.seek(entry.start)
             view, done = raw.numpy().data, 0
             while done < entry.num_bytes:  # one call reads at most 2 GiB
@@ -89,7 +92,7 @@ class SafetensorsFolder:
 
 def read_header(file: Path) -> dict[str, Entry]:
     """A file's tensors in stored order. Raises ModelError if the header and the size disagree."""
-    with file.open("rb") as stream:
+    with _opened(file) as stream:
         size = stream.seek(0, 2)
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
@@ -115,6 +118,15 @@ def read_header(file: Path) -> dict[str, Entry]:
     if end != size:
         raise ModelError(f"{file}: has {size} bytes, but its tensors end at byte {end}")
     return dict(entries)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[io.FileIO]:
+    try:
+        with file.open("rb", buffering=0) as stream:
+            yield stream
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
 def _entry(file: Path, name: str, raw: Any, base: int) -> Entry:
