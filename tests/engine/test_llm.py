@@ -1,0 +1,165 @@
+"""`LLM` as a user meets it: shapes of arguments, order, samples, seeds, stops, errors, progress."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenspeed
+from tokenspeed import LLM, SamplingParams
+from tokenspeed.options import ConfigError
+from tokenspeed.request import InvalidRequest
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def tiny_llm(folder: str, **options: Any) -> LLM:
+    values = {"skip_tokenizer_init": True, "device": "cpu", "max_total_tokens": 1024}
+    return LLM(folder, **values | options)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model: str) -> LLM:
+    return tiny_llm(tiny_model)
+
+
+def ids(outputs: list[Any]) -> list[list[list[int]]]:
+    return [[sample.token_ids for sample in output.outputs] for output in outputs]
+
+
+def test_exports_are_lazy_and_complete() -> None:
+    assert tokenspeed.LLM is LLM and tokenspeed.SamplingParams is SamplingParams
+    assert set(tokenspeed.__all__) == {"LLM", "SamplingParams", "__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'LMM'"):
+        _ = tokenspeed.LMM
+
+
+def test_prompts_one_or_many_in_order(tiny: LLM) -> None:
+    prompts = [[5, 6], [7], [9] * 40, (8, 3)]
+    together = tiny.generate(prompts, GREEDY)
+    assert [output.prompt_token_ids for output in together] == [list(each) for each in prompts]
+    assert ids(together) == [ids(tiny.generate(each, GREEDY))[0] for each in prompts]
+    assert tiny.generate([], GREEDY) == []
+    each = [SamplingParams(temperature=0.0, max_tokens=count) for count in (1, 2, 3, 4)]
+    assert [len(one[0]) for one in ids(tiny.generate(prompts, each))] == [1, 2, 3, 4]
+
+
+def test_samples_differ_and_repeat_by_seed(tiny: LLM, tiny_model: str) -> None:
+    params = SamplingParams(n=4, seed=7, max_tokens=10, prompt_logprobs=1, logprobs=0)
+    (first,), (again,) = tiny.generate([5, 6], params), tiny.generate([5, 6], params)
+    assert [sample.index for sample in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(sample.token_ids) for sample in first.outputs}) == 4
+    assert ids([first]) == ids([again])
+    assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 2
+    sample = first.outputs[0]
+    assert sample.logprobs is not None
+    total = sum(entry.logprob for entry in sample.logprobs)
+    assert sample.cumulative_logprob == pytest.approx(total)
+
+
+def test_unseeded_requests_repeat_from_run_to_run(tiny_model: str) -> None:
+    params = SamplingParams(max_tokens=10)
+    runs = [tiny_llm(tiny_model, seed=seed) for seed in (1, 1, 2)]
+    found = [ids(llm.generate([[5, 6], [5, 6]], params)) for llm in runs]
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] != found[0][1], "two requests do not share a seed"
+
+
+def test_invalid_requests_are_refused_before_anything_runs(tiny: LLM) -> None:
+    steps = tiny.engine.stats.steps
+    for prompts, params, message in [
+        ([[5], []], GREEDY, "empty"),
+        ([[5], [999]], GREEDY, "vocabulary"),
+        ([[5] * 300], GREEDY, "maximum context length is 256"),
+        (["text"], GREEDY, "tokenizer"),
+        ([[5], [6]], [GREEDY], "1 sampling_params for 2 prompts"),
+        ([[5]], SamplingParams(stop=("x",)), "stop strings need a tokenizer"),
+    ]:
+        with pytest.raises(InvalidRequest, match=message):
+            tiny.generate(prompts, params)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        tiny.chat([{"role": "user", "content": "hi"}])
+    assert tiny.engine.stats.steps == steps and not tiny.engine.has_work
+
+
+def test_an_interrupted_run_leaves_nothing(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(bar: Any, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tokenspeed.llm._Bar.add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tiny.generate([[5, 6], [7]], GREEDY)
+    assert not tiny.engine.has_work
+    tiny.engine.check()
+
+
+def test_options_that_do_not_exist_or_cannot_be(tiny_model: str) -> None:
+    with pytest.raises(TypeError, match="no option 'blok_size'; did you mean block_size"):
+        tiny_llm(tiny_model, blok_size=3)
+    with pytest.raises(TypeError, match="'port': it is the server's"):
+        tiny_llm(tiny_model, port=80)
+    with pytest.raises(ConfigError, match="block_size must be from 1"):
+        tiny_llm(tiny_model, block_size=0)
+    with pytest.raises(ConfigError, match=r"needs 256 tokens.*has 64.*--max-model-len to 64"):
+        tiny_llm(tiny_model, max_model_len=256, max_total_tokens=64)
+    assert tiny_llm(tiny_model, max_total_tokens=64).max_model_len == 64
+
+
+def test_closing(tiny_model: str) -> None:
+    with tiny_llm(tiny_model) as llm:
+        assert llm.max_model_len == 256
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate([5], GREEDY)
+
+
+def test_generation_config_gives_the_defaults(tiny_model: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    found = {"temperature": 0.0, "top_k": 20, "top_p": 0.9, "min_p": 7, "repetition_penalty": None}
+    (folder / "generation_config.json").write_text(json.dumps(found))
+    llm = tiny_llm(str(folder))
+    assert llm.default_sampling_params() == SamplingParams(temperature=0.0, top_k=20, top_p=0.9)
+    first, second = llm.generate([5, 6]), llm.generate([5, 6])
+    assert ids(first) == ids(second), "greedy, as the file says"
+    plain = tiny_llm(str(folder), generation_config="none")
+    assert plain.default_sampling_params() == SamplingParams()
+
+
+def test_the_bar_shows_speeds(tiny: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.generate([[5, 6]], SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=True)
+    shown = capsys.readouterr().err
+    assert "Processed prompts: 100%" in shown and "in: " in shown and "out: " in shown
+    tiny.generate([[5, 6]], GREEDY)
+    tiny.generate([[5, 6]], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_texts_stop_strings_and_chats(smollm2: LLM) -> None:
+    prompt = "1, 2, 3, 4, 5, 6, 7,"
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop=(", 12",))
+    free = SamplingParams(temperature=0.0, max_tokens=24)
+    stopped, whole = smollm2.generate([prompt, prompt], [params, free])
+    text = whole.outputs[0].text
+    assert ", 12" in text
+    assert stopped.outputs[0].text == text[: text.index(", 12")]
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", ", 12")
+    assert stopped.prompt == prompt
+    assert whole.outputs[0].finish_reason == "length"
+    assert len(stopped.outputs[0].token_ids) < len(whole.outputs[0].token_ids)
+    conversation = [{"role": "user", "content": "What is the capital of France?"}]
+    (one,) = smollm2.chat(conversation, free)
+    assert one.outputs[0].text == "The capital of France is Paris."
+    assert [each.outputs for each in smollm2.chat([conversation] * 2, free)] == [one.outputs] * 2
+    (more,) = smollm2.chat(
+        [*conversation, {"role": "assistant", "content": "The capital of"}],
+        free,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert more.outputs[0].text.startswith(" France")
+    assert not smollm2.engine.has_work
