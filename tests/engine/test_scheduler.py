@@ -236,18 +236,76 @@ def test_a_returning_request_finds_its_prefix_again():
     assert stats.prompt_tokens == 4
 
 
+def test_no_more_are_preempted_than_the_pages_need():
+    bench = Bench(num_pages=12, block_size=2, depth=1)
+    for name in "abc":
+        bench.add(name, [ord(name) % 5], max_tokens=20)
+    while not bench.scheduler.stats.preemptions:
+        bench.step()
+    assert bench.requests["c"].state is State.PREEMPTED
+    bench.run()
+    assert bench.requests["b"].num_preemptions == 1
+    assert bench.requests["c"].num_preemptions <= 2
+
+
+@pytest.mark.parametrize("num_pages", range(24, 40))
+def test_while_an_older_request_lacks_pages_no_younger_one_takes_any(num_pages: int):
+    bench = Bench(
+        num_pages=num_pages,
+        block_size=1,
+        tokens_per_step=4,
+        depth=1,
+        cache=False,
+        accept=lambda row: 1 + (row.start + row.generation) % row.num_tokens * row.decode,
+    )
+    for name in "abcd":
+        bench.add(name, [ord(name)], max_tokens=20)
+    owner_of: dict[int, Request] = {}
+    while bench.scheduler.has_work:
+        batch = bench.step()
+        if batch is None:
+            continue
+        for start in batch.starts:
+            owner_of[start.generation] = bench.requests[chr(start.token_ids[0])]
+        rowless = set(bench.requests.values()) - {owner_of[row.generation] for row in batch.rows}
+        lacking = [one.order for one in rowless if one.state is State.DECODING]
+        taking = [owner_of[row.generation].order for row in batch.rows if row.pages[0]]
+        assert not lacking or all(order < min(lacking) for order in taking)
+    for name in "abcd":
+        bench.assert_alone(name)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_prompt_logprobs_survive_preemption_once(depth: int):
     bench = Bench(num_pages=6, block_size=2, token_budget=2, depth=depth)
     bench.add("a", [1], max_tokens=9)
+    while len(bench.tokens("a")) < 3 - depth:
+        bench.step()
     bench.add("b", [1, 2, 3, 4, 5, 6], max_tokens=3, prompt_logprobs=0)
+    while bench.requests["b"].state is not State.PREEMPTED:
+        bench.step()
+    known = bench.requests["b"].prompt_logprobs
+    assert known is not None and 1 < len(known) < 6, "in the middle of its prefill"
     bench.run()
-    assert bench.requests["b"].num_preemptions > 0
     found = [delta.prompt_logprobs for delta in bench.deltas if delta.request_id == "b"]
     assert found[0] is not None and all(entry is None for entry in found[1:])
     assert [entry and entry.token_id for entry in found[0]] == [None, 2, 3, 4, 5, 6]
     assert [entry and entry.logprob for entry in found[0]] == [None, -1, -2, -3, -4, -5]
     bench.assert_alone("b")
+
+
+def test_cache_entries_are_shared_within_a_salt_and_an_adapter():
+    bench, prompt = Bench(), [1, 2, 3, 4, 5]
+    cached = []
+    for salt, adapter in [("x", None), (None, None), (None, "x"), ("y", None), ("x", None)]:
+        params = SamplingParams(max_tokens=1)
+        spec = GenerateRequest(
+            id="a", prompt_ids=prompt, params=params, cache_salt=salt, adapter=adapter
+        )
+        bench.scheduler.add(Request(spec))
+        bench.run()
+        cached.append(bench.last("a").num_cached_tokens)
+    assert cached == [0, 0, 0, 0, 4]
 
 
 def test_who_asks_prompt_logprobs_computes_its_prompt():
@@ -340,6 +398,8 @@ def test_a_step_that_accepts_nothing_is_repeated():
 @pytest.mark.parametrize("accepted", [1, 2, 4])
 def test_several_tokens_a_step(depth: int, accepted: int):
     bench = Bench(
+        num_pages=256,
+        block_size=1,
         tokens_per_step=4,
         depth=depth,
         accept=lambda row: min(accepted, row.num_tokens) if row.decode else 1,

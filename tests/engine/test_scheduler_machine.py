@@ -222,7 +222,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=int(os.environ.get("TOKENSPEED_TEST_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("TOKENSPEED_TEST_EXAMPLES", "300")),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -222,16 +222,11 @@ class Scheduler:
             missing = kv.pages_for(num_tokens) - len(holding.tables[0])
             if kv.num_available + self._residents.num_coming >= missing:
                 return False
-            victim = self._youngest(plan.step)
-            if victim is None or victim.request.order <= request.order:
+            youngest = self._residents.running[-1]
+            if youngest is admission or youngest.last_step == plan.step:
                 return False
-            self._preempt(victim)
+            self._preempt(youngest)
         return True
-
-    def _youngest(self, step: int) -> Admission | None:
-        """The youngest running request that has no row in this step yet."""
-        running = reversed(self._residents.running)
-        return next((one for one in running if one.last_step != step), None)
 
     def _plan_prefills(self, plan: _Plan) -> None:
         for admission in self._residents.running:
