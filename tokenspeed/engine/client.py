@@ -142,6 +142,8 @@ class EngineClient:
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._limit_startup()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._note_failure)
 
     @property
     def process_id(self) -> int:
@@ -217,6 +219,10 @@ class EngineClient:
         self._settled.set()
         for stream in self._streams.values():
             stream.fail(message)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._die(f"the link to the engine broke: {type(error).__name__}: {error}")
 
     async def _read_socket(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)

@@ -107,14 +107,19 @@ class Server:
     def _send(self) -> None:
         """One message to every client. Requests of a client that is gone are aborted."""
         outbox, self._outbox = self._outbox, {}
-        stats = self._engine.stats
-        for client in self._link.clients:
-            if not self._link.send(client, StepOutputs(outbox.get(client, []), stats)):
-                lost = [key for key, owner in self._owners.items() if owner == client]
-                logger.warning("a client is gone; aborting its %d requests", len(lost))
-                self._engine.abort(lost)
-                for key in lost:
-                    del self._owners[key]
+        stats, clients = self._engine.stats, tuple(self._link.clients)
+        gone = {
+            client
+            for client in clients
+            if not self._link.send(client, StepOutputs(outbox.get(client, []), stats))
+        }
+        if gone:
+            lost = [key for key, owner in self._owners.items() if owner in gone]
+            logger.warning("a client is gone; aborting its %d requests", len(lost))
+            self._engine.abort(lost)
+            for key in lost:
+                del self._owners[key]
+            self._send()  # the others hear of it
 
 
 def main() -> int:

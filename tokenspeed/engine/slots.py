@@ -57,6 +57,8 @@ class Slots:
         return start
 
     def append_pages(self, row: Row) -> None:
+        """Take in the pages that the row brings; its tokens, and what it samples, must fit."""
+        assert row.start + row.num_tokens + row.sample <= self.max_len, f"no room for {row}"
         for table, first, pages in zip(self.tables, row.page_starts, row.pages, strict=True):
             if pages:
                 table[row.slot, first : first + len(pages)] = torch.tensor(pages)
@@ -95,7 +97,6 @@ class Slots:
         """Append a sampled id after the first `lengths` tokens of each slot, where `accepted`. All
         [R].
         """
-        places = lengths.clamp(max=self.max_len - 1)
-        kept = self.tokens[slots, places].long()
-        self.tokens[slots, places] = torch.where(accepted, ids, kept).to(torch.int32)
+        kept = self.tokens[slots, lengths].long()
+        self.tokens[slots, lengths] = torch.where(accepted, ids, kept).to(torch.int32)
         self.lengths[slots] = torch.where(accepted, lengths + 1, self.lengths[slots])

@@ -145,7 +145,7 @@ class Worker:
         with_top = start.params.prompt_logprobs > 0
         return score_hidden(self._executable.head, hidden[:count], wanted, with_top)
 
-    def plan_sampling(self, starts: list[SlotStart]) -> SamplingPlan:
+    def sampling_plan(self, starts: list[SlotStart]) -> SamplingPlan:
         """The plan for these rows; decode steps mostly ask for the same one again."""
         if self._plan is None or self._plan[0] != starts:
             plan = plan_sampling(starts, self._eos_ids, self._vocab_size, self._device)
@@ -180,7 +180,7 @@ class Step:
         rows = self._rows
         if rows is None:
             return
-        plan = self._worker.plan_sampling(rows.starts)
+        plan = self._worker.sampling_plan(rows.starts)
         slots = self._worker.slots
         sampled = sample(rows.logits, plan, slots.tokens[:, : rows.bound], rows.lengths, masks)
         asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]

@@ -1,0 +1,124 @@
+"""Settling what settings leave open: device, dtype, pool size; and what a start tells of itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from engine_tiny import tiny_config, tiny_engine
+
+from tokenspeed import log
+from tokenspeed.config import CacheConfig
+from tokenspeed.engine import memory
+from tokenspeed.engine.build import build_engine, resolve_device, resolve_dtype
+from tokenspeed.engine.memory import available_ram, count_pages
+from tokenspeed.options import ConfigError
+from tokenspeed.text.errors import ModelError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "stored", "expected"),
+    [
+        ("auto", CPU, "bfloat16", torch.float32),
+        ("auto", CUDA, "float16", torch.float16),
+        ("auto", CUDA, None, torch.bfloat16),
+        ("half", CPU, "float32", torch.float16),
+        ("float", CUDA, "bfloat16", torch.float32),
+    ],
+)
+def test_dtype(name: str, device: torch.device, stored: str | None, expected: torch.dtype) -> None:
+    assert resolve_dtype(name, device, {"torch_dtype": stored}) is expected
+
+
+def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="'int3' is not supported"):
+        resolve_dtype("auto", CUDA, {"torch_dtype": "int3"})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        resolve_device("cuda")
+
+
+def test_pool_size_as_asked_or_as_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_ram", lambda: 2 * GIB)
+
+    def pages(useful: int, page_bytes: int, **cache: float) -> int:
+        return count_pages(
+            CacheConfig(**cache),
+            page_bytes,
+            useful_tokens=useful,
+            needed_tokens=1,
+            device=CPU,
+        )
+
+    assert pages(1000, 1024, max_total_tokens=100) == 7  # of 16: never fewer tokens than asked
+    assert pages(1000, 1024) == 63  # no more than can be used
+    assert pages(1 << 40, 1 << 20, gpu_memory_utilization=0.5) == 1024
+    monkeypatch.setattr(memory, "available_ram", lambda: 1 << 50)
+    assert pages(1 << 40, 1 << 20) == 4096
+
+
+def test_a_pool_that_cannot_do_says_what_would() -> None:
+    cache = CacheConfig(max_total_tokens=64)
+    with pytest.raises(ConfigError) as caught:
+        count_pages(cache, 1 << 20, useful_tokens=1, needed_tokens=100, device=CPU)
+    assert str(caught.value) == (
+        "the KV cache needs 112 tokens (7 MiB) for one request of full length, but has 64 "
+        "(--max-total-tokens 64); lower --max-model-len to 64 or give it more with "
+        "--max-total-tokens or --gpu-memory-utilization"
+    )
+    with pytest.raises(ConfigError, match=r"has 0 .* MiB of memory"):
+        count_pages(CacheConfig(), 1 << 60, useful_tokens=1, needed_tokens=1, device=CPU)
+
+
+def test_free_memory_is_the_machine_s_or_the_cgroup_s(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
+    assert available_ram(tmp_path) == 5000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.current").write_text("1000\n")
+    (group / "memory.max").write_text("max\n")
+    assert available_ram(tmp_path) == 5000 * 1024
+    (group / "memory.max").write_text("4000\n")
+    assert available_ram(tmp_path) == 3000
+    (group / "memory.max").write_text("500\n")
+    assert available_ram(tmp_path) == 0
+
+
+def test_a_start_reports_phases_and_spans(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log, "_enabled", True)
+    caplog.set_level(logging.INFO, logger="tokenspeed")
+    reports: list[tuple[str, str]] = []
+    engine = build_engine(tiny_config(tiny_model), lambda *report: reports.append(report))
+    phases = [phase for phase, _ in reports]
+    assert list(dict.fromkeys(phases)) == ["config", "compile", "weights", "kv"]
+    assert ("weights", "0 of 0 MiB") in reports
+    lines = [record.getMessage() for record in caplog.records]
+    spans = [json.loads(line.removeprefix("startup_timing ")) for line in lines if "{" in line]
+    ended = {each["phase"]: each["status"] for each in spans if each["event"] == "end"}
+    assert ended == dict.fromkeys(
+        [
+            *("scheduler.init", "model.config", "compile.capture", "compile.split"),
+            *("weights.target", "weights.allocate", "weights.read_copy"),
+            *("kv.build", "executor.init"),
+        ],
+        "ok",
+    )
+    summaries = [line.split(":")[0].split(" ")[0] for line in lines if "{" not in line]
+    assert summaries == ["model", "program", "weights", "kv", "engine"]
+    assert engine.ready.summary.endswith("in float32, level 0, KV cache of 1024 tokens")
+
+
+def test_the_pool_limits_an_open_context_but_not_one_that_was_asked_for(tiny_model: str) -> None:
+    assert tiny_engine(tiny_model, max_total_tokens=60).ready.max_model_len == 60
+    with pytest.raises(ConfigError, match="lower --max-model-len to 60"):
+        tiny_engine(tiny_model, max_total_tokens=60, max_model_len=61)
