@@ -1,0 +1,83 @@
+"""`linear`: x w^T + bias, by the kernel that is best for the weight's shape and the step's tokens.
+
+One opaque op, because the best kernel depends on T, which is not known when a graph is compiled. On
+a CPU an installed table names a kernel for each weight shape and range of T; they all read the
+weight in its plain layout, so there is one copy of it, whatever T comes. Without a table, and on
+CUDA, the op is torch's `linear`. Shapes: x [T, K], w [N, K], bias [N] -> [T, N].
+
+Kernels differ by float rounding. `rows` gives each token the same bits at every T it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.tuning import LinearTable
+
+reference: Linear = F.linear
+
+_Choice = tuple[tuple[int, Linear], ...]
+"""(up to how many tokens, what to run), ascending; the rest goes to torch."""
+
+_choices: dict[torch.Size, _Choice] = {}
+"""By the weight's shape. A cache of the machine's, like a compiled kernel: no state of a model."""
+
+
+def onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN's product, where torch would ask MKL: the faster of the two depends on the CPU."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    return out
+
+
+def kernels(rows: Linear | None) -> dict[str, Linear]:
+    """The kernels by name. `rows` comes from `linear_cpu.load`, and is missing if it was not
+    built.
+    """
+    found: dict[str, Linear] = {"torch": F.linear}
+    if torch.backends.mkldnn.is_available():
+        found["onednn"] = onednn
+    if rows is not None:
+        found["rows"] = rows
+    return found
+
+
+def install(table: LinearTable, available: Mapping[str, Linear]) -> None:
+    """Choose by `table` from now on, in this process. A kernel that is not available is replaced by
+    torch's.
+    """
+    _choices.clear()
+    for (num_rows, size), choices in table.by_shape().items():
+        _choices[torch.Size((num_rows, size))] = tuple(
+            (choice.max_tokens, available.get(choice.kernel, F.linear)) for choice in choices
+        )
+
+
+def run_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The op's body on a CPU."""
+    for max_tokens, kernel in _choices.get(w.shape, ()):
+        if x.shape[0] <= max_tokens:
+            return kernel(x, w, bias)
+    return F.linear(x, w, bias)
+
+
+def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    assert x.dim() == w.dim() == 2, "linear takes x as [tokens, size] and w as [rows, size]"
+    assert x.shape[1] == w.shape[1], f"linear: x has rows of {x.shape[1]}, w of {w.shape[1]}"
+    assert bias is None or bias.shape == (w.shape[0],), f"linear: the bias is {list(bias.shape)}"
+    assert x.dtype == w.dtype, f"linear: x is {x.dtype}, w {w.dtype}"
+    return x.new_empty(x.shape[0], w.shape[0])
+
+
+_library: Any = torch.library.Library("tokenspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("linear(Tensor x, Tensor w, Tensor? bias=None) -> Tensor")
+_library.impl("linear", run_linear, "CPU")
+_library.impl("linear", F.linear, "CUDA")
+torch.library.register_fake("tokenspeed::linear", _fake, lib=_library)
+
+linear = torch.ops.tokenspeed.linear.default

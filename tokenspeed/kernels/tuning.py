@@ -1,0 +1,157 @@
+"""Which linear kernel for which weight shape and how many tokens: a table, measured or assumed.
+
+Measuring takes the model's own weights, of all shapes in turn: a step reads every weight once, so a
+kernel must be timed on weights that have left the caches. What counts is the fastest of several
+samples, since everything else that runs on the machine only ever makes one slower.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tokenspeed.kernels.linear_cpu import Linear, serves
+
+Shape = tuple[int, int]
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Token counts that are measured; what lies between two goes with the larger. More than the last
+are torch's, whose kernels for large products need no help.
+"""
+
+_PREFERRED = ("rows", "torch", "onednn")
+_MARGIN = 0.95
+"""A kernel displaces a preferred one if it takes less than this share of its time."""
+
+_ROWS_UNTIL = 32
+"""The default of `rows`: its lead ends at 32 (AVX2, head) to 128 tokens (AVX512), by shape."""
+
+_ROWS_TRIED_UNTIL = 128
+_SAMPLE_BYTES = 8 << 20
+_MAX_TOKENS = 1 << 24
+_MAX_SIZE = 1 << 31
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Up to `max_tokens` tokens, and above the choice before, run `kernel`."""
+
+    max_tokens: int
+    kernel: str
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The choices for a weight [num_rows, size], ascending in tokens."""
+
+    num_rows: int
+    size: int
+    choices: tuple[Choice, ...]
+
+
+class LinearTable(msgspec.Struct, frozen=True):
+    """Entries, and the facts of the machine under which they hold."""
+
+    facts: dict[str, str | int]
+    entries: tuple[Entry, ...]
+
+    def by_shape(self) -> dict[Shape, tuple[Choice, ...]]:
+        return {(entry.num_rows, entry.size): entry.choices for entry in self.entries}
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> LinearTable:
+        """ValueError, in one line, if this is no table."""
+        table = msgspec.json.decode(data, type=cls)
+        for entry in table.entries:
+            limits = [choice.max_tokens for choice in entry.choices]
+            sizes = (entry.num_rows, entry.size)
+            if limits != sorted(set(limits)) or not all(0 < n <= _MAX_TOKENS for n in limits):
+                raise ValueError(f"linear table: token limits {limits} do not ascend")
+            if not all(0 < n < _MAX_SIZE for n in sizes):
+                raise ValueError(f"linear table: a weight of {sizes}")
+            if unknown := {choice.kernel for choice in entry.choices} - set(_PREFERRED):
+                raise ValueError(f"linear table: unknown kernels {sorted(unknown)}")
+        return table
+
+
+def facts() -> dict[str, str | int]:
+    """What a measurement depends on, besides the shapes."""
+    return {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def linear_weights(tensors: Iterable[Tensor]) -> dict[Shape, list[Tensor]]:
+    """The weights that a table is about, by shape: matrices that `rows` can serve."""
+    found: dict[Shape, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.dim() == 2 and serves(tensor):
+            found.setdefault((tensor.shape[0], tensor.shape[1]), []).append(tensor)
+    return found
+
+
+def default_table(shapes: Iterable[Shape]) -> LinearTable:
+    """What to assume of a machine that was not measured."""
+    choices = (Choice(_ROWS_UNTIL, "rows"),)
+    return LinearTable(facts(), tuple(Entry(*shape, choices) for shape in sorted(set(shapes))))
+
+
+def tune(
+    weights: Mapping[Shape, Sequence[Tensor]], kernels: Mapping[str, Linear], budget_s: float = 5.0
+) -> LinearTable:
+    """Time every kernel on every shape and token count, in rounds until `budget_s` seconds are
+    over, at least one. (A round takes about 1.5 s for 500 MB of weights on 2 cores.)
+    """
+    best: dict[tuple[Shape, int, str], float] = {}
+    turns = {shape: itertools.cycle(tensors) for shape, tensors in weights.items()}
+    began, num_rounds = time.perf_counter(), 0
+    while not num_rounds or (time.perf_counter() - began) * (1 + 1 / num_rounds) < budget_s:
+        for num_tokens, shape, name in itertools.product(TOKENS, turns, _PREFERRED):
+            if name not in kernels or (name == "rows" and num_tokens > _ROWS_TRIED_UNTIL):
+                continue
+            seconds = _sample(kernels[name], turns[shape], shape, num_tokens)
+            key = (shape, num_tokens, name)
+            best[key] = min(seconds, best.get(key, seconds))
+        num_rounds += 1
+    entries = []
+    for shape in sorted(weights):
+        times = [
+            {k: best[shape, n, k] for k in _PREFERRED if (shape, n, k) in best} for n in TOKENS
+        ]
+        entries.append(Entry(*shape, _choices(times)))
+    return LinearTable(facts(), tuple(entries))
+
+
+def _sample(kernel: Linear, weights: Iterable[Tensor], shape: Shape, num_tokens: int) -> float:
+    """Seconds a call, over enough weights that a clock can see it, and fewer the more tokens."""
+    repeats = max(1, _SAMPLE_BYTES // (4 * shape[0] * shape[1] * max(1, num_tokens // 8)))
+    x = torch.rand(num_tokens, shape[1])
+    chosen = list(itertools.islice(weights, repeats))
+    began = time.perf_counter()
+    for w in chosen:
+        kernel(x, w, None)
+    return (time.perf_counter() - began) / repeats
+
+
+def _choices(times: Sequence[Mapping[str, float]]) -> tuple[Choice, ...]:
+    """The winners by token count, neighbours with one winner merged; torch's tail is left out."""
+    found: list[Choice] = []
+    for num_tokens, seconds in zip(TOKENS, times, strict=True):
+        winner, *others = seconds
+        for other in others:
+            if seconds[other] < _MARGIN * seconds[winner]:
+                winner = other
+        if found and found[-1].kernel == winner:
+            found.pop()
+        found.append(Choice(num_tokens, winner))
+    if found[-1].kernel == "torch":
+        found.pop()
+    return tuple(found)
