@@ -81,3 +81,23 @@ def test_both_ways_to_capture_give_the_same_graph(model: torch.nn.Module) -> Non
 )
 def test_op_name(target: object, name: str | None) -> None:
     assert torch_api.op_name(target) == name
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: float, shift: int) -> None:
+        super().__init__()
+        self.scale, self.shift = scale, shift
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * self.scale + self.shift
+
+
+@pytest.mark.parametrize("capture", [torch_api.capture, torch_api.capture_with_backend])
+def test_numbers_of_a_model_stay_constants(capture: object) -> None:
+    for scale, shift in ((0.5, 2), (0.25, 3), (0.125, 4)):
+        graph = capture(Scaled(scale, shift).head, (torch.zeros(8, 4),)).graph  # type: ignore[operator]
+        names = {torch_api.source_name(node) for node in graph.find_nodes(op="placeholder")}
+        assert not [name for name in names if "self" in name], names
+        assert {scale, shift} <= {
+            arg for node in graph.nodes for arg in node.args if not isinstance(arg, tuple)
+        }

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.utils import get_metrics_context
@@ -45,13 +46,14 @@ def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> fx.G
 
     Dimension 0 of every input is the token count: one unbacked symbol, about which nothing may be
     assumed. The inputs are real tensors: on a fake one the mark is lost and the graph would be
-    specialised to its size.
+    specialised to its size. Plain numbers of the model (a norm's eps) are constants of the graph,
+    also where the same code was traced before with others: Dynamo would make them inputs then.
     """
     for tensor in inputs:
         mark_unbacked(tensor, 0, shape_id="tokens")
     if not hasattr(convert_frame, "fullgraph_capture"):
         return capture_with_backend(function, inputs)
-    with torch.no_grad(), get_metrics_context():
+    with torch.no_grad(), get_metrics_context(), _constant_numbers():
         captured = convert_frame.fullgraph_capture(function, inputs)
     assert captured.backend_input is not None, "Dynamo returned no graph"
     return captured.backend_input.graph_module
@@ -69,10 +71,17 @@ def capture_with_backend(
         graphs.append(graph_module)
         return lambda *args: (None,)
 
-    with torch.no_grad():
+    with torch.no_grad(), _constant_numbers():
         torch.compile(function, backend=keep, fullgraph=True)(*inputs)
     (graph_module,) = graphs
     return graph_module
+
+
+def _constant_numbers() -> contextlib.AbstractContextManager[None]:
+    patch: contextlib.AbstractContextManager[None] = dynamo_config.patch(
+        specialize_float=True, automatic_dynamic_shapes=False
+    )
+    return patch
 
 
 def source_name(placeholder: fx.Node) -> str:
