@@ -10,13 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tokenspeed.kv.allocator import PageAllocator
 
 
-def test_fresh_pages_are_consecutive():
+def test_fresh_pages_are_consecutive() -> None:
     allocator = PageAllocator(10)
     assert allocator.allocate(4) == [0, 1, 2, 3]
     assert allocator.num_free == 6
 
 
-def test_growth_continues_behind_the_last_page():
+def test_growth_continues_behind_the_last_page() -> None:
     allocator = PageAllocator(32)
     first = allocator.allocate(4, room=8)
     second = allocator.allocate(4, room=8)
@@ -25,20 +25,20 @@ def test_growth_continues_behind_the_last_page():
     assert allocator.allocate(2, after=second[-1]) == [16, 17]
 
 
-def test_room_is_a_wish():
+def test_room_is_a_wish() -> None:
     allocator = PageAllocator(8)
     assert allocator.allocate(3, room=1000) == [0, 1, 2]
     assert sorted(allocator.allocate(5, room=1000)) == [3, 4, 5, 6, 7]
 
 
-def test_a_blocked_owner_moves_to_a_run():
+def test_a_blocked_owner_moves_to_a_run() -> None:
     allocator = PageAllocator(10)
     first, second = allocator.allocate(2), allocator.allocate(2)
     assert allocator.allocate(3, after=first[-1]) == [4, 5, 6]
     assert allocator.allocate(2, after=second[-1]) == [7, 8], "page 4 belongs to somebody"
 
 
-def test_scattered_pages_are_found_longest_run_first():
+def test_scattered_pages_are_found_longest_run_first() -> None:
     allocator = PageAllocator(9)
     allocator.allocate(9)
     allocator.free([0, 2, 3, 4, 6, 8])
@@ -47,7 +47,7 @@ def test_scattered_pages_are_found_longest_run_first():
     assert allocator.num_free == 0
 
 
-def test_misuse_is_noticed():
+def test_misuse_is_noticed() -> None:
     allocator = PageAllocator(4)
     pages = allocator.allocate(2)
     with pytest.raises(AssertionError, match="3 pages asked, 2 free"):

@@ -28,7 +28,7 @@ def acquire(kv: KVManager, tokens: list[int], **options: object) -> Holding:
     return holding
 
 
-def test_committed_pages_are_found_again():
+def test_committed_pages_are_found_again() -> None:
     kv = make(10)
     first = acquire(kv, [1, 2, 3, 4, 5])
     assert first.num_cached_tokens == 0 and len(first.tables[0]) == 3
@@ -42,20 +42,20 @@ def test_committed_pages_are_found_again():
 
 
 @pytest.mark.parametrize(("length", "cached"), [(1, 0), (2, 0), (3, 2), (4, 2), (5, 4)])
-def test_the_last_token_is_never_served(length: int, cached: int):
+def test_the_last_token_is_never_served(length: int, cached: int) -> None:
     kv, tokens = make(10), [1, 2, 3, 4, 5, 6]
     kv.release(acquire(kv, tokens), tokens, 6)
     assert acquire(kv, tokens[:length]).num_cached_tokens == cached
 
 
-def test_only_committed_tokens_enter_the_tree():
+def test_only_committed_tokens_enter_the_tree() -> None:
     kv = make(10)
     tokens = [1, 2, 3, 4, 5, 6]
     kv.release(acquire(kv, tokens), tokens, 3)
     assert acquire(kv, [*tokens, 7]).num_cached_tokens == 2
 
 
-def test_namespaces_do_not_share():
+def test_namespaces_do_not_share() -> None:
     kv, tokens = make(20), [1, 2, 3]
     kv.release(acquire(kv, tokens), tokens, 3)
     for space in (Namespace(salt="x"), Namespace(adapter="x"), Namespace(salt="")):
@@ -66,7 +66,7 @@ def test_namespaces_do_not_share():
     assert again is not None and again.num_cached_tokens == 2
 
 
-def test_who_may_not_read_may_still_write():
+def test_who_may_not_read_may_still_write() -> None:
     kv, tokens = make(10), [1, 2, 3]
     kv.release(acquire(kv, tokens, read_prefix=False), tokens, 3)
     assert acquire(kv, tokens, read_prefix=False).num_cached_tokens == 0
@@ -75,7 +75,7 @@ def test_who_may_not_read_may_still_write():
     assert (kv.prefix_queries, kv.prefix_hits) == (0, 0)
 
 
-def test_without_prefix_caching_nothing_is_kept():
+def test_without_prefix_caching_nothing_is_kept() -> None:
     kv, tokens = make(4, cache=False), [1, 2, 3]
     holding = acquire(kv, tokens)
     kv.commit(holding, tokens, 3)
@@ -84,7 +84,7 @@ def test_without_prefix_caching_nothing_is_kept():
     assert kv.num_available == 2
 
 
-def test_twins_keep_their_own_pages():
+def test_twins_keep_their_own_pages() -> None:
     kv, tokens = make(10), [1, 2, 3, 4, 5]
     first, second = acquire(kv, tokens), acquire(kv, tokens)
     table = list(second.tables[0])
@@ -98,7 +98,7 @@ def test_twins_keep_their_own_pages():
     assert kv.num_available == kv.num_pages - 4
 
 
-def test_a_refused_allocation_changes_nothing():
+def test_a_refused_allocation_changes_nothing() -> None:
     kv = make(4)
     holding = acquire(kv, [1, 2, 3])
     assert kv.acquire([9] * 5, BASE) is None
@@ -110,7 +110,7 @@ def test_a_refused_allocation_changes_nothing():
     kv.check([holding])
 
 
-def test_cached_pages_make_way_but_not_those_in_use():
+def test_cached_pages_make_way_but_not_those_in_use() -> None:
     kv = make(4)
     kv.release(acquire(kv, [1, 2, 3, 4]), [1, 2, 3, 4], 4)
     kv.release(acquire(kv, [5, 6]), [5, 6], 2)
@@ -122,7 +122,7 @@ def test_cached_pages_make_way_but_not_those_in_use():
     assert acquire(kv, [1, 2, 8]).num_cached_tokens == 2
 
 
-def test_returning_pages_are_counted():
+def test_returning_pages_are_counted() -> None:
     kv, tokens = make(10), [1, 2, 3, 4, 5]
     first = acquire(kv, tokens)
     kv.commit(first, tokens, 5)
@@ -135,7 +135,7 @@ def test_returning_pages_are_counted():
     assert kv.num_available == before + 3
 
 
-def test_reset_forgets():
+def test_reset_forgets() -> None:
     kv, tokens = make(4), [1, 2, 3]
     holding = acquire(kv, tokens)
     kv.release(holding, tokens, 3)
@@ -145,7 +145,7 @@ def test_reset_forgets():
         kv.reset()
 
 
-def test_a_lost_holding_is_noticed():
+def test_a_lost_holding_is_noticed() -> None:
     kv = make(4)
     acquire(kv, [1])
     with pytest.raises(AssertionError, match="a lost holding"):

@@ -30,7 +30,7 @@ def found(tree: PrefixTree, tokens: list[int], space: Namespace = BASE) -> list[
     return tree.path_pages(node)[0]
 
 
-def test_match_is_the_longest_page_aligned_prefix():
+def test_match_is_the_longest_page_aligned_prefix() -> None:
     tree = PrefixTree(1, 2)
     assert insert(tree, [1, 2, 3, 4, 5, 6], [10, 11, 12]) == 0
     assert found(tree, [1, 2, 3, 4, 5, 6, 7]) == [10, 11, 12]
@@ -39,7 +39,7 @@ def test_match_is_the_longest_page_aligned_prefix():
     assert found(tree, [2, 3]) == found(tree, [1]) == found(tree, []) == []
 
 
-def test_a_run_already_there_stays_the_newcomers():
+def test_a_run_already_there_stays_the_newcomers() -> None:
     tree = PrefixTree(1, 1)
     insert(tree, [1, 2, 3], [0, 1, 2])
     assert insert(tree, [1, 2, 3], [5, 6, 7]) == 3
@@ -48,7 +48,7 @@ def test_a_run_already_there_stays_the_newcomers():
     assert tree.num_cached == 4
 
 
-def test_namespaces_of_equal_text_differ():
+def test_namespaces_of_equal_text_differ() -> None:
     tree = PrefixTree(1, 1)
     insert(tree, [1, 2], [0, 1], Namespace(salt="x"))
     assert found(tree, [1, 2]) == []
@@ -58,7 +58,7 @@ def test_namespaces_of_equal_text_differ():
     assert found(tree, [1, 2], Namespace(salt="x")) == [0, 1]
 
 
-def test_eviction_is_leaf_first_and_least_recently_used():
+def test_eviction_is_leaf_first_and_least_recently_used() -> None:
     tree = PrefixTree(1, 1)
     insert(tree, [1, 2, 3], [0, 1, 2])
     insert(tree, [1, 2, 4], [0, 1, 3])
@@ -71,7 +71,7 @@ def test_eviction_is_leaf_first_and_least_recently_used():
     tree.check(Counter())
 
 
-def test_a_lock_protects_the_path_alone():
+def test_a_lock_protects_the_path_alone() -> None:
     tree = PrefixTree(1, 1)
     insert(tree, [1, 2, 3, 4], [0, 1, 2, 3])
     node = tree.match(BASE, [1, 2], 2)
@@ -83,7 +83,7 @@ def test_a_lock_protects_the_path_alone():
     assert sorted(tree.evict(99)[0]) == [0, 1]
 
 
-def test_chunks_of_one_request_make_one_node():
+def test_chunks_of_one_request_make_one_node() -> None:
     tree = PrefixTree(1, 1)
     node = tree.root(BASE)
     tree.lock(node)
@@ -97,7 +97,7 @@ def test_chunks_of_one_request_make_one_node():
     tree.check(Counter([node]))
 
 
-def test_a_deep_tree_needs_no_recursion():
+def test_a_deep_tree_needs_no_recursion() -> None:
     tree, depth = PrefixTree(1, 1), sys.getrecursionlimit() + 200
     insert(tree, [0] * depth, list(range(depth)))
     for page in reversed(range(depth)):  # a fork in front of each page
@@ -107,7 +107,7 @@ def test_a_deep_tree_needs_no_recursion():
     assert sorted(tree.evict(2 * depth)[0]) == list(range(2 * depth))
 
 
-def test_salts_leave_nothing_behind():
+def test_salts_leave_nothing_behind() -> None:
     tree = PrefixTree(1, 1)
     for salt in range(100):
         insert(tree, [1], [salt], Namespace(salt=str(salt)))

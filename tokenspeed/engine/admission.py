@@ -10,6 +10,7 @@ preempted request leaves its stay and later begins another one.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 from tokenspeed.batch import Row, SlotStart
@@ -40,24 +41,25 @@ class Admission:
     """False once finished, aborted or preempted: it then only waits for its launched steps."""
     is_decoding: bool = False
     """Whether the last chunk of the prefill was launched: from here on the device knows more."""
-    num_sent: list[int] = field(default_factory=list)
+    num_sent: list[int] = field(init=False)
     """Pages of each group's table that the worker has been told."""
+    _no_pages: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_sent = [0] * len(self.holding.tables)
+        self._no_pages = [[] for _ in self.holding.tables]
 
     @property
     def num_to_prefill(self) -> int:
         """Known tokens that no step has been launched for."""
         return 0 if self.is_decoding else len(self.token_ids) - self.num_planned
 
-    def decode_width(self, tokens_per_step: int) -> int:
-        """Query tokens of the next decode row; 0 if it is not its turn to decode, or if the steps
-        in flight may bring all that is missing.
+    @property
+    def can_decode(self) -> bool:
+        """Whether a decode row may be launched: False too while steps in flight may bring all that
+        is missing.
         """
-        if not self.is_decoding:
-            return 0
-        return max(0, min(tokens_per_step, self.limit - self.num_planned))
+        return self.is_decoding and self.num_planned < self.limit
 
     def start(self) -> SlotStart:
         spec = self.request.spec
@@ -75,7 +77,7 @@ class Admission:
         """The next `num_tokens` as a row of a step that is about to be launched."""
         decode = self.is_decoding
         self.is_decoding = num_tokens >= self.num_to_prefill
-        tables, num_sent = self.holding.tables, self.num_sent
+        page_starts, pages = self._pages_to_tell()
         row = Row(
             slot=self.slot,
             generation=self.generation,
@@ -83,14 +85,23 @@ class Admission:
             num_tokens=num_tokens,
             decode=decode,
             sample=self.is_decoding and self.request.max_tokens > 0,
-            page_starts=num_sent,
-            pages=[table[sent:] for table, sent in zip(tables, num_sent, strict=True)],
+            page_starts=page_starts,
+            pages=pages,
         )
-        self.num_sent = [len(table) for table in tables]
         self.num_planned += num_tokens
         self.num_in_flight += 1
         self.last_step = step
         return row
+
+    def _pages_to_tell(self) -> tuple[list[int], list[list[int]]]:
+        """What has been added to the page tables since the last row. The lists are shared between
+        rows where that is nothing: most decode rows, hence thousands of objects a second.
+        """
+        starts, tables = self.num_sent, self.holding.tables
+        if all(map(operator.eq, map(len, tables), starts)):
+            return starts, self._no_pages
+        self.num_sent = [len(table) for table in tables]
+        return starts, [table[start:] for start, table in zip(starts, tables, strict=True)]
 
     def land_row(self, row: Row, num_accepted: int, num_kept: int) -> None:
         """A row's step has ended; `num_kept` of the `num_accepted` tokens were committed.

@@ -193,7 +193,7 @@ class Scheduler:
     def _plan_decodes(self, plan: _Plan) -> None:
         """Decodes that would fill the budget leave a share to running prefills, and take turns."""
         width, running = self._tokens_per_step, self._residents.running
-        ready = [one for one in running if one.decode_width(width)]
+        ready = [one for one in running if one.can_decode]
         to_prefill = sum(one.num_to_prefill for one in running)
         floor = min(to_prefill, max(1, plan.budget // 4))
         if len(ready) * width > plan.budget - floor:
@@ -203,7 +203,7 @@ class Scheduler:
                 break
             if not admission.is_running:  # preempted for an older one, just now
                 continue
-            num_tokens = admission.decode_width(width)
+            num_tokens = min(width, admission.limit - admission.num_planned)
             if self._make_room(admission, admission.num_planned + num_tokens, plan):
                 plan.add(admission, num_tokens)
 
