@@ -11,10 +11,11 @@ option and a counter, so that a program run again gives the same tokens.
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -37,12 +38,9 @@ from tokenspeed.request import (
     SamplingParams,
     TokenLogprob,
 )
-from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.output import OutputText
-from tokenspeed.text.sampling_defaults import sampling_defaults
-from tokenspeed.text.source import resolve_model
-from tokenspeed.text.template_file import read_template_file
-from tokenspeed.text.tokenizer import Tokenizer, load_tokenizer
+from tokenspeed.text.text_side import load_text_side
+from tokenspeed.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -85,23 +83,8 @@ class LLM:
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         self.config = _configure(model, options)
-        settings = self.config.model
+        self._text = load_text_side(self.config.model)
         self._engine: Engine | None = build_engine(self.config, _log_progress)
-        source = resolve_model(
-            settings.model,
-            revision=settings.revision,
-            download_dir=settings.download_dir,
-            need_weights=settings.load_format != "dummy",
-        )
-        self._defaults = sampling_defaults(source) if settings.generation_config == "auto" else {}
-        self._tokenizer: Tokenizer | None = None
-        self._template = ChatTemplate(None)
-        if not settings.skip_tokenizer_init:
-            self._tokenizer = load_tokenizer(source, settings.tokenizer)
-            template = self._tokenizer.chat_template
-            if settings.chat_template is not None:
-                template = read_template_file(Path(settings.chat_template))
-            self._template = ChatTemplate(template, self._tokenizer.special_tokens)
         self._counter = itertools.count()
 
     @property
@@ -112,9 +95,9 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; InvalidRequest under `skip_tokenizer_init`."""
-        if self._tokenizer is None:
+        if self._text.tokenizer is None:
             raise InvalidRequest("text needs a tokenizer, but skip_tokenizer_init is set", "prompt")
-        return self._tokenizer
+        return self._text.tokenizer
 
     @property
     def engine(self) -> Engine:
@@ -124,7 +107,7 @@ class LLM:
 
     def default_sampling_params(self) -> SamplingParams:
         """What `generate` takes if nothing is given: the model's own defaults."""
-        return SamplingParams(**cast(Any, self._defaults))
+        return SamplingParams(**cast(Any, self._text.defaults))
 
     def generate(
         self,
@@ -140,7 +123,9 @@ class LLM:
         several = _as_list(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         ids = [
-            self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            self.tokenizer.encode(prompt)
+            if isinstance(prompt, str)
+            else [*map(operator.index, prompt)]
             for prompt in several
         ]
         return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
@@ -162,7 +147,7 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations = cast(list[list[Message]], [messages] if is_one else messages)
         texts = [
-            self._template.render(
+            self._text.template.render(
                 list(conversation),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -198,7 +183,7 @@ class LLM:
         params = [given] * count if isinstance(given, SamplingParams) else list(given)
         if len(params) != count:
             raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts")
-        if self._tokenizer is None and any(each.stop for each in params):
+        if self._text.tokenizer is None and any(each.stop for each in params):
             raise InvalidRequest("stop strings need a tokenizer, but skip_tokenizer_init is set")
         return params
 
@@ -211,7 +196,7 @@ class LLM:
     ) -> list[RequestOutput]:
         groups = [self._requests(ids, each) for ids, each in zip(prompts, params, strict=True)]
         requests = [request for group in groups for request in group]
-        samples = {each.id: _Sample(OutputText(self._tokenizer, each)) for each in requests}
+        samples = {each.id: _Sample(OutputText(self._text.tokenizer, each)) for each in requests}
         hidden = None if use_tqdm is None else not use_tqdm  # None: unless on a terminal
         with tqdm(total=len(groups), desc="Processed prompts", disable=hidden) as bar:
             self._run(requests, samples, _Bar(bar, groups))
@@ -332,6 +317,11 @@ def _log_progress(phase: str, detail: str) -> None:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(each, int) for each in prompts):
+    if len(prompts) and all(isinstance(each, Integral) for each in prompts):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    """Plain integers, also from numpy's; TypeError for anything else."""
+    return [operator.index(token) for token in prompt]

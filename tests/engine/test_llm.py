@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tokenspeed
@@ -39,13 +40,13 @@ def test_exports_are_lazy_and_complete() -> None:
 
 
 def test_prompts_one_or_many_in_order(tiny: LLM) -> None:
-    prompts = [[5, 6], [7], [9] * 40, (8, 3)]
+    prompts = [[5, 6], [7], [9] * 40, (8, 3), np.array([4, 2])]
     together = tiny.generate(prompts, GREEDY)
     assert [output.prompt_token_ids for output in together] == [list(each) for each in prompts]
     assert ids(together) == [ids(tiny.generate(each, GREEDY))[0] for each in prompts]
     assert tiny.generate([], GREEDY) == []
-    each = [SamplingParams(temperature=0.0, max_tokens=count) for count in (1, 2, 3, 4)]
-    assert [len(one[0]) for one in ids(tiny.generate(prompts, each))] == [1, 2, 3, 4]
+    each = [SamplingParams(temperature=0.0, max_tokens=count) for count in (1, 2, 3, 4, 5)]
+    assert [len(one[0]) for one in ids(tiny.generate(prompts, each))] == [1, 2, 3, 4, 5]
 
 
 def test_samples_differ_and_repeat_by_seed(tiny: LLM, tiny_model: str) -> None:
@@ -81,6 +82,8 @@ def test_invalid_requests_are_refused_before_anything_runs(tiny: LLM) -> None:
     ]:
         with pytest.raises(InvalidRequest, match=message):
             tiny.generate(prompts, params)
+    with pytest.raises(TypeError, match="float"):
+        tiny.generate([[5.0]], GREEDY)
     with pytest.raises(InvalidRequest, match="no chat template"):
         tiny.chat([{"role": "user", "content": "hi"}])
     assert tiny.engine.stats.steps == steps and not tiny.engine.has_work
