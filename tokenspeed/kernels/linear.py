@@ -40,7 +40,7 @@ def kernels(rows: Linear | None) -> dict[str, Linear]:
     built.
     """
     found: dict[str, Linear] = {"torch": F.linear}
-    if torch.backends.mkldnn.is_available():
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         found["onednn"] = onednn
     if rows is not None:
         found["rows"] = rows

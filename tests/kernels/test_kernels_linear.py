@@ -1,0 +1,156 @@
+"""The `linear` op: its kernels agree, a token's result is its own, and tables choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tokenspeed.kernels import linear_cpu, tuning
+from tokenspeed.kernels.linear import install, kernels, linear, onednn
+from tokenspeed.kernels.linear_cpu import BuildError, Linear
+from tokenspeed.kernels.tuning import Choice, Entry, LinearTable
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Linear:
+    target = tmp_path_factory.mktemp("kernel") / "linear.so"
+    try:
+        linear_cpu.build(target)
+    except BuildError as error:
+        pytest.skip(f"hardware: {error}")
+    assert [path.name for path in target.parent.iterdir()] == ["linear.so"]
+    return linear_cpu.load(target)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    yield
+    install(LinearTable({}, ()), {})
+
+
+def operands(num_tokens: int, num_rows: int = 92, size: int = 48) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(num_tokens)
+    return torch.randn(num_tokens, size), torch.randn(num_rows, size), torch.randn(num_rows)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 5, 7, 8, 33])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_rows_is_a_linear_layer(rows: Linear, num_tokens: int, with_bias: bool) -> None:
+    x, w, bias = operands(num_tokens)
+    expected = (x.double() @ w.double().t() + (bias.double() if with_bias else 0.0)).float()
+    found = rows(x, w, bias if with_bias else None)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_is_the_same_in_every_batch(rows: Linear) -> None:
+    x, w, bias = operands(11)
+    alone = torch.cat([rows(x[i : i + 1], w, bias) for i in range(len(x))])
+    for first, last in [(0, 11), (0, 8), (3, 10), (5, 7)]:
+        assert torch.equal(rows(x[first:last], w, bias), alone[first:last])
+
+
+def test_rows_leaves_to_torch_what_it_is_not_made_for(rows: Linear) -> None:
+    x, w, bias = operands(3)
+    wide = torch.randn(92, 96)
+    strange = [
+        (x.double(), w.double(), None),
+        (x.bfloat16(), w.bfloat16(), None),
+        (x, w[:91], None),  # rows not by four
+        (x[:, :47].contiguous(), w[:, :47].contiguous(), None),  # size not by a vector
+        (x, wide[:, ::2], None),
+        (x.t().contiguous().t(), w, None),
+        (x, w, torch.randn(184)[::2]),
+    ]
+    for case in strange:
+        assert torch.equal(rows(*case), F.linear(*case))
+    assert torch.equal(rows(x, w, bias), rows(x, w, None) + bias)
+
+
+def test_rows_reads_no_further_than_its_operands(rows: Linear) -> None:
+    # NaN behind each operand would show in the sums.
+    x, w, bias = operands(5)
+    guarded = []
+    for each in (x, w, bias):
+        room = torch.full((each.numel() + 64,), float("nan"))
+        room[: each.numel()] = each.flatten()
+        guarded.append(room[: each.numel()].view_as(each))
+    assert torch.equal(rows(*guarded), rows(x, w, bias))
+
+
+def test_onednn_agrees() -> None:
+    x, w, bias = operands(6)
+    torch.testing.assert_close(onednn(x, w, bias), F.linear(x, w, bias), rtol=1e-5, atol=1e-5)
+
+
+def test_fake_gives_the_shape_and_refuses_what_does_not_fit() -> None:
+    with FakeTensorMode():
+        x, w = torch.empty(5, 48), torch.empty(92, 48)
+        assert linear(x, w).shape == (5, 92)
+        for wrong in [(x[:, :8], w), (x, w, torch.empty(5)), (x, w.double()), (x[0], w)]:
+            with pytest.raises(AssertionError):
+                linear(*wrong)
+
+
+def test_the_op_without_a_table_is_torch() -> None:
+    x, w, bias = operands(9)
+    assert torch.equal(linear(x, w, bias), F.linear(x, w, bias))
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_table_chooses_by_shape_and_tokens() -> None:
+    called: list[str] = []
+
+    def named(name: str) -> Linear:
+        def kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+            called.append(name)
+            return F.linear(x, w, bias)
+
+        return kernel
+
+    entry = Entry(92, 48, (Choice(2, "rows"), Choice(8, "onednn")))
+    install(LinearTable({}, (entry,)), {"rows": named("rows"), "onednn": named("onednn")})
+    for num_tokens in (1, 2, 3, 8, 9):
+        x, w, bias = operands(num_tokens)
+        assert torch.equal(linear(x, w, bias), F.linear(x, w, bias))
+    assert called == ["rows", "rows", "onednn", "onednn"]
+    x, w, bias = operands(1, num_rows=96)
+    linear(x, w, bias)
+    assert len(called) == 4, "another shape has no entry"
+    install(LinearTable({}, (entry,)), {})
+    x, w, bias = operands(1)
+    assert torch.equal(linear(x, w, bias), F.linear(x, w, bias)), "a kernel that was not built"
+
+
+def test_building_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    target = tmp_path / "linear.so"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
+    with pytest.raises(BuildError, match="not for SVE256"):
+        linear_cpu.build(target)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match="install g\\+\\+"):
+        linear_cpu.build(target)
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
+    broken.chmod(0o700)
+    with pytest.raises(BuildError, match="no such flag"):
+        linear_cpu.build(target)
+    assert not target.exists()
+    target.write_bytes(b"\x7fELF, half of it")
+    with pytest.raises(BuildError, match="is no linear kernel"):
+        linear_cpu.load(target)
+
+
+def test_kernels_name_what_tables_may_name(rows: Linear) -> None:
+    weights = tuning.linear_weights([torch.randn(92, 48)])
+    table = tuning.tune(weights, kernels(rows), budget_s=0.01)
+    named = {choice.kernel for entry in table.entries for choice in entry.choices}
+    assert named <= set(kernels(rows))

@@ -1,0 +1,131 @@
+"""The table of linear kernels: what is measured, how winners become choices, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenspeed.kernels import tuning
+from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.tuning import Choice, Entry, LinearTable, default_table, linear_weights
+
+SHAPE = (64, 32)
+
+
+class Clock:
+    """Time passes only in kernels: `seconds(T)` a call."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def kernel(self, seconds: Sequence[float]) -> Linear:
+        def run(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+            self.now += seconds[tuning.TOKENS.index(x.shape[0])]
+            return F.linear(x, w, bias)
+
+        return run
+
+
+def tuned(monkeypatch: pytest.MonkeyPatch, **seconds: Sequence[float]) -> tuple[Choice, ...]:
+    clock = Clock()
+    monkeypatch.setattr(tuning, "time", clock)
+    monkeypatch.setattr(tuning, "_SAMPLE_BYTES", 1)
+    kernels = {name: clock.kernel(times) for name, times in seconds.items()}
+    table = tuning.tune(linear_weights([torch.randn(SHAPE)]), kernels, budget_s=0.0)
+    return table.by_shape()[SHAPE]
+
+
+def test_the_fastest_is_chosen_and_neighbours_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = tuned(
+        monkeypatch,
+        rows=[1, 1, 1, 1, 2, 9, 9, 9, 9],
+        torch=[2, 2, 2, 2, 3, 4, 4, 4, 4],
+        onednn=[3, 3, 3, 3, 3, 3, 3, 3, 5],
+    )
+    assert choices == (Choice(16, "rows"), Choice(128, "onednn")), "torch has what is above"
+
+
+def test_a_small_lead_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [1.0] * len(tuning.TOKENS)
+    choices = tuned(monkeypatch, rows=flat, torch=[0.97] * len(flat), onednn=[0.96] * len(flat))
+    assert choices == (Choice(128, "rows"),), "rows is not tried with more"
+
+
+def test_torch_alone_needs_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuned(monkeypatch, torch=[1.0] * len(tuning.TOKENS)) == ()
+
+
+def test_rounds_stop_before_the_budget_and_keep_the_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(tuning, "time", clock)
+    monkeypatch.setattr(tuning, "_SAMPLE_BYTES", 1)
+    spoilt = [3.0] * len(tuning.TOKENS)
+    quick = [1.0] * len(tuning.TOKENS)
+    slow, fast, calls = clock.kernel(spoilt), clock.kernel(quick), 0
+
+    def rows(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return (slow if calls <= 8 else fast)(x, w, bias)  # the first round is disturbed
+
+    kernels = {"rows": rows, "torch": clock.kernel([2.0] * len(tuning.TOKENS))}
+    table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, kernels, budget_s=90.0)
+    assert calls == 16, "rounds of 42 and 26 seconds: a third would end past 90"
+    assert table.by_shape()[SHAPE] == (Choice(128, "rows"),)
+
+
+def test_only_weights_that_the_kernel_serves_are_measured() -> None:
+    tensors = [
+        *(torch.randn(64, 32), torch.randn(64, 32), torch.randn(8, 16)),
+        *(torch.randn(64), torch.randn(63, 32), torch.randn(64, 24)),
+        *(torch.randn(64, 32).bfloat16(), torch.randn(32, 64).t()),
+    ]
+    assert {k: len(v) for k, v in linear_weights(tensors).items()} == {(64, 32): 2, (8, 16): 1}
+
+
+def test_a_table_survives_its_json() -> None:
+    for table in (default_table([SHAPE, (8, 16), SHAPE]), LinearTable({"threads": 2}, ())):
+        assert LinearTable.from_json(table.to_json()) == table
+    assert len(default_table([SHAPE, SHAPE]).entries) == 1
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [[4, "rows"], [4, "torch"]],
+        [[8, "rows"], [4, "torch"]],
+        [[0, "rows"]],
+        [[-1, "rows"]],
+        [[1 << 40, "rows"]],
+        [[4, "os.system"]],
+        [["4", "rows"]],
+        [[None, "rows"]],
+        [[4.5, "rows"]],
+    ],
+)
+def test_a_table_from_outside_is_bounded(choices: list[list[object]]) -> None:
+    entry = {"num_rows": 64, "size": 32}
+    entry |= {"choices": [{"max_tokens": n, "kernel": k} for n, k in choices]}  # type: ignore[dict-item]
+    with pytest.raises(ValueError):
+        LinearTable.from_json(json.dumps({"facts": {}, "entries": [entry]}).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"facts": {}, "entries": [1]}'])
+def test_what_is_no_table_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        LinearTable.from_json(data)
+
+
+@pytest.mark.parametrize("sizes", [(0, 32), (64, -1), (1 << 40, 32)])
+def test_sizes_of_a_table_are_bounded(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError):
+        LinearTable.from_json(LinearTable({}, (Entry(*sizes, ()),)).to_json())
