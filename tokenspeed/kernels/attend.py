@@ -4,18 +4,48 @@ A sequence call. The graph sees only its tensors and the layer index; pages, len
 from the forward context, and writing k and v into the cache is its only side effect. Scale and head
 counts stand in the layer's cache spec. Shapes: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D].
 
+Optional operands are a prologue: RoPE of q and k, after an RMSNorm of their heads if there are
+weights. Models never pass them; a pass does, for backends that fuse it.
+
 The op is made with `Library.define` and `impl`: `torch.library.custom_op` costs about 100 us more a
 call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from tokenspeed.batch import current_state
+from tokenspeed.kernels.qk_norm_rope import qk_norm_rope_reference, rope_reference
+
+
+class Prologue(NamedTuple):
+    """What is left to do to q and k: norm of each head (weights [D] of q's dtype, or neither), then
+    RoPE (cos and sin float32 [T, 1, R / 2]).
+    """
+
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    eps: float
+
+
+class FusesPrologue(Protocol):
+    """A `SequenceState` that takes a prologue along."""
+
+    def attend_fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        sinks: Tensor | None,
+        prologue: Prologue,
+    ) -> Tensor: ...
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -31,6 +61,17 @@ def reference(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
+def prologue_reference(q: Tensor, k: Tensor, prologue: Prologue) -> tuple[Tensor, Tensor]:
+    """q and k as attention takes them."""
+    q_weight, k_weight, cos, sin, eps = prologue
+    if q_weight is None or k_weight is None:
+        return rope_reference(q, cos, sin), rope_reference(k, cos, sin)
+    return (
+        qk_norm_rope_reference(q, q_weight, cos, sin, eps),
+        qk_norm_rope_reference(k, k_weight, cos, sin, eps),
+    )
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
     """What models call: `layer` picks the cache, `sinks` [Hq] adds a logit to each head's
     softmax.
@@ -39,12 +80,38 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = N
     return out
 
 
-def run_attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+def run_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    sinks: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """The op's body: hand the tokens to the backend of the step that is running."""
-    return current_state().attend(q, k, v, layer, sinks)
+    state = current_state()
+    if cos is None or sin is None:
+        return state.attend(q, k, v, layer, sinks)
+    prologue = Prologue(q_weight, k_weight, cos, sin, eps)
+    return cast(FusesPrologue, state).attend_fused(q, k, v, layer, sinks, prologue)
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:
+def _fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: int,
+    sinks: Tensor | None = None,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     assert q.dim() == k.dim() == v.dim() == 3, "attend takes q, k, v as [tokens, heads, head_dim]"
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = k.shape[1]
@@ -57,11 +124,20 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = No
     assert sinks is None or sinks.shape == (num_heads,), (
         f"attend: sinks must be [{num_heads}], got {list(sinks.shape)}"
     )
+    assert (q_weight is None) == (k_weight is None), "attend: a norm of q alone, or of k alone"
+    assert (cos is None) == (sin is None), "attend: a cosine without a sine, or the other way"
+    assert q_weight is None or cos is not None, "attend: a prologue that norms turns as well"
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 _library: Any = torch.library.Library("tokenspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("attend(Tensor q, Tensor k, Tensor v, int layer, Tensor? sinks=None) -> Tensor")
+_library.define(
+    "attend(Tensor q, Tensor k, Tensor v, int layer, Tensor? sinks=None, Tensor? q_weight=None, "
+    "Tensor? k_weight=None, Tensor? cos=None, Tensor? sin=None, float eps=0.0) -> Tensor"
+)
 for _key in ("CPU", "CUDA"):
     _library.impl("attend", run_attend, _key)
 torch.library.register_fake("tokenspeed::attend", _fake, lib=_library)
+
+ATTEND = torch.ops.tokenspeed.attend
+"""The op as it stands in captured graphs."""

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tokenspeed.kernels.attend import Prologue, prologue_reference
 
 _TILE = 256
 """Queries of a chunk with a past that are attended at once: bounds the mask to [256, S]."""
@@ -79,6 +81,9 @@ class _Row:
 class TorchAttention:
     """Call `plan` before a step's forward; `attend` then runs each of its layers."""
 
+    fuses_prologue: ClassVar[bool] = False
+    """It can take a prologue along, as an oracle, but gains nothing by it."""
+
     def __init__(self, groups: Sequence[LayerGroup], pool: Pages) -> None:
         self._block_size = pool.block_size
         self._keys, self._values = pool.keys, pool.values
@@ -129,6 +134,18 @@ class TorchAttention:
             else:
                 parts += self._attend_chunk(own, keys, values, row, scale)
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
+
+    def attend_fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        sinks: Tensor | None,
+        prologue: Prologue,
+    ) -> Tensor:
+        """`attend` of q and k that are still to be normed and turned."""
+        return self.attend(*prologue_reference(q, k, prologue), v, layer, sinks)
 
     def _attend_chunk(
         self, queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float

@@ -1,0 +1,111 @@
+"""Triton kernels against their references, in Triton's interpreter: run by
+test_kernels_interpreter.py in a process of its own, with TRITON_INTERPRET=1.
+
+Its casts to bfloat16 cut off instead of rounding: each may be a whole unit in the last place below.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenspeed.kernels import qk_norm_rope as rope_kernels
+from tokenspeed.kernels import rms_norm as norm_kernels
+from tokenspeed.kernels import silu_mul as gate_kernels
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(shape).to(dtype)
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape and got.is_contiguous()
+    tolerance = 1e-6 if got.dtype == torch.float32 else 2**-5
+    assert torch.allclose(got.float(), want.float(), rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 37, 64])
+def test_norms(size: int, dtype: torch.dtype) -> None:
+    x, residual = draw(3, size, dtype=dtype), draw(3, size + 5, dtype=dtype)[:, 5:]
+    weight = draw(size, dtype=dtype)
+    assert_close(
+        norm_kernels.launch_rms_norm(residual, weight, 1e-5),
+        norm_kernels.rms_norm_reference(residual, weight, 1e-5),
+    )
+    pairs = zip(
+        norm_kernels.launch_add_rms_norm(x, residual, weight, 1e-5),
+        norm_kernels.add_rms_norm_reference(x, residual, weight, 1e-5),
+        strict=True,
+    )
+    for got, want in pairs:
+        assert_close(got, want)
+
+
+@DTYPES
+def test_norms_of_heads_in_place(dtype: torch.dtype) -> None:
+    """Heads inside a wider row, as a split of the merged projection leaves them."""
+    x, weight = draw(2, 40, dtype=dtype)[:, 6:36].unflatten(-1, (3, 10)), draw(10, dtype=dtype)
+    got = norm_kernels.launch_rms_norm(x, weight, 1e-2)
+    assert_close(got, norm_kernels.rms_norm_reference(x, weight, 1e-2))
+
+
+def test_norms_square_in_float32() -> None:
+    x = torch.full((1, 5), 1000.0, dtype=torch.float16)
+    got = norm_kernels.launch_rms_norm(x, torch.ones(5, dtype=torch.float16), 0.0)
+    assert torch.equal(got, torch.ones_like(x))
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 37])
+def test_gate(size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_kernels, "_BLOCK", 16)  # several programs a row
+    gate_up = 4 * draw(2, 2 * size, dtype=dtype)
+    assert_close(gate_kernels.launch(gate_up), gate_kernels.reference(gate_up))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gate_of_extremes() -> None:
+    gate_up = torch.tensor([[-200.0, 200.0, 0.0, 3.0, 3.0, 3.0]])
+    assert torch.equal(gate_kernels.launch(gate_up), torch.tensor([[0.0, 600.0, 0.0]]))
+
+
+@DTYPES
+@pytest.mark.parametrize(("size", "half"), [(2, 1), (10, 5), (16, 8), (13, 3)])
+def test_rotations(size: int, half: int, dtype: torch.dtype) -> None:
+    x = draw(2, 60, dtype=dtype)[:, 7 : 7 + 3 * size].unflatten(-1, (3, size))
+    weight = draw(size, dtype=dtype)
+    cos, sin = draw(2, 1, half, dtype=torch.float32), draw(2, 1, half + 1, dtype=torch.float32)
+    sin = sin[..., 1:]
+    assert_close(rope_kernels.launch_rope(x, cos, sin), rope_kernels.rope_reference(x, cos, sin))
+    assert_close(
+        rope_kernels.launch_qk_norm_rope(x, weight, cos, sin, 1e-5),
+        rope_kernels.qk_norm_rope_reference(x, weight, cos, sin, 1e-5),
+    )
+
+
+def test_no_tokens() -> None:
+    nothing, weight, angles = torch.empty(0, 2, 8), torch.ones(8), torch.empty(0, 1, 4)
+    assert rope_kernels.launch_rope(nothing, angles, angles).shape == nothing.shape
+    assert norm_kernels.launch_rms_norm(nothing, weight, 1e-5).shape == nothing.shape
+    assert gate_kernels.launch(torch.empty(0, 8)).shape == (0, 4)
+
+
+def test_operands_that_kernels_would_misread_are_refused() -> None:
+    x, weight, angles = torch.randn(4, 2, 8), torch.ones(8), torch.randn(4, 1, 4)
+    with pytest.raises(AssertionError, match="rows must lie dense"):
+        norm_kernels.launch_rms_norm(torch.randn(8, 4).t(), weight, 1e-5)
+    with pytest.raises(AssertionError, match="float32"):
+        norm_kernels.launch_rms_norm(x, weight.half(), 1e-5)
+    with pytest.raises(AssertionError, match="residual"):
+        norm_kernels.launch_add_rms_norm(x, x[:1], weight, 1e-5)
+    with pytest.raises(AssertionError, match="angles in"):
+        rope_kernels.launch_rope(x, angles.half(), angles.half())
+    with pytest.raises(AssertionError, match="cos"):
+        rope_kernels.launch_rope(x, angles[:2], angles[:2])
+    with pytest.raises(AssertionError, match="silu_mul of"):
+        gate_kernels.launch(torch.randn(2, 7))

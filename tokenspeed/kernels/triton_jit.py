@@ -1,0 +1,49 @@
+"""Triton, where kernels can run: with a CUDA device's torch, or in Triton's interpreter.
+
+A CPU needs no kernel, and its torch comes without Triton: there `jit` leaves a function alone, and
+`launch` is never reached. The interpreter is asked for by TRITON_INTERPRET=1, which Triton reads
+while it decorates, so it has to be set before this file is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["HAS_KERNELS", "assert_rows", "block_of", "heads_of", "jit", "tl"]
+
+HAS_KERNELS = torch.version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
+
+if HAS_KERNELS:
+    import triton
+    import triton.language as tl
+else:
+    triton = tl = None
+
+
+def jit(kernel: Callable[..., None]) -> Any:
+    return triton.jit(kernel) if HAS_KERNELS else kernel
+
+
+def block_of(size: int) -> int:
+    """The power of two that holds `size` elements."""
+    return 1 << (size - 1).bit_length()
+
+
+def heads_of(x: Tensor) -> Tensor:
+    """x [T, N] as one head of each token, or [T, H, N] as it is."""
+    assert x.dim() in (2, 3), (
+        f"a kernel takes [tokens, size] or [tokens, heads, size], not {x.shape}"
+    )
+    return x.unsqueeze(1) if x.dim() == 2 else x
+
+
+def assert_rows(name: str, x: Tensor, *others: Tensor) -> None:
+    """Kernels address rows by strides, and within a row step by one."""
+    for each in (x, *others):
+        assert each.stride(-1) == 1, f"{name}: rows must lie dense, got strides {each.stride()}"
+        assert each.device == x.device, f"{name}: operands on {x.device} and {each.device}"

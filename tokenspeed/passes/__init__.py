@@ -1,0 +1,85 @@
+"""The pipeline: every pass, in the order in which it runs, and where it is on by default.
+
+Graph passes see a whole captured function before it is split; piece passes see what is left of a
+piece between two sequence calls, as functional aten, before Inductor fuses it. Larger patterns come
+first. A pass that replaces code by a kernel is on where that was measured to be faster.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenspeed.passes import (
+    add_rms_norm,
+    attend_prologue,
+    inline,
+    noop,
+    qk_norm_rope,
+    rms_norm,
+    rope,
+    silu_mul,
+    weight_layout,
+)
+from tokenspeed.passes.rewrite import Pass, TokenRange
+
+
+class Stage(enum.Enum):
+    GRAPH = "graph"
+    PIECE = "piece"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pass and where it is on by default, with the reason for both."""
+
+    stage: Stage
+    rule: Pass
+    on_cpu: bool
+    on_cuda: bool
+    reason: str
+    needs_prologue: bool = False
+    """Only for attention backends that fuse what comes before them."""
+
+    def why_off(
+        self, device: str, token_range: TokenRange, fuses_prologue: bool, disabled: Sequence[str]
+    ) -> str | None:
+        """Why the pass does not run here, or None if it does."""
+        if self.rule.name in disabled:
+            return "disabled"
+        if not (self.on_cuda if device == "cuda" else self.on_cpu):
+            return f"off on {device}"
+        if self.needs_prologue and not fuses_prologue:
+            return "the attention backend does not fuse it"
+        if not self.rule.serves.contains(token_range):
+            return "does not serve this token range"
+        return None
+
+
+_FUSED = "on a CPU counted and inlined again"
+
+PIPELINE: tuple[Row, ...] = (
+    # Act 1: move work across the cut.
+    Row(
+        Stage.GRAPH,
+        attend_prologue.PASS,
+        on_cpu=False,
+        on_cuda=True,
+        reason="saves a read and a write of q and k; on a CPU Inductor fuses it in the piece",
+        needs_prologue=True,
+    ),
+    # Act 2: clean.
+    Row(Stage.PIECE, noop.PASS, True, True, "no pattern shows what does nothing"),
+    # Act 3: fuse.
+    Row(Stage.PIECE, qk_norm_rope.PASS, True, True, _FUSED),
+    Row(Stage.PIECE, rope.PASS, True, True, _FUSED),
+    Row(Stage.PIECE, add_rms_norm.PASS, True, True, _FUSED),
+    Row(Stage.PIECE, rms_norm.PASS, True, True, _FUSED),
+    Row(Stage.PIECE, silu_mul.PASS, True, True, _FUSED),
+    # Act 4: lower.
+    Row(Stage.PIECE, weight_layout.PASS, False, False, "not yet measured in a whole model"),
+    Row(Stage.PIECE, inline.PASS, True, False, "kernels serve CUDA, Inductor's C++ the CPU"),
+)
+
+PASS_NAMES = frozenset(row.rule.name for row in PIPELINE)

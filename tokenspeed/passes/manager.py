@@ -1,0 +1,175 @@
+"""Run passes over a graph, in order, and say what each did.
+
+The manager knows a pass as a function from a graph to a count. It times, cleans up, checks and
+reports; a pass only rewrites. A pass that raises is undone, reported by name and skipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import fx
+
+from tokenspeed.log import logger
+from tokenspeed.passes.rewrite import Count, TokenRange
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+GraphPass = Callable[[fx.Graph], int]
+"""Rewrites a graph in place; returns how often."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass as the manager runs it. `off` says why it does not run, or is None. `refused` is
+    filled by `run`: why matches were left alone, in the last graph.
+    """
+
+    name: str
+    run: GraphPass
+    expected: Count | None = None
+    off: str | None = None
+    refused: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a pass did to a graph. `expected` is None where a pass does not predict."""
+
+    name: str
+    matched: int = 0
+    expected: int | None = None
+    off: str | None = None
+    error: str | None = None
+    refused: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """Was the idiom there more often than the pass matched?"""
+        return self.expected is not None and self.matched < self.expected
+
+
+Dump = Callable[[str, str], None]
+"""Given "before" or "after", and the graph's text."""
+
+
+class PassFailed(RuntimeError):
+    """In strict mode: a pass raised, left a broken graph, or matched less often than it should."""
+
+
+class PassManager:
+    """Call it with a graph; `reports` then tells about that graph, a report a step."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        *,
+        token_range: TokenRange,
+        options: Mapping[str, str],
+        sources: Iterable[Path] = (),
+        strict: bool = False,
+        dump: Dump | None = None,
+    ) -> None:
+        self._steps = steps
+        self._strict = strict
+        self._dump = dump
+        self._facts = {
+            "passes": [(step.name, step.off) for step in steps],
+            "range": list(token_range),
+            "options": dict(options),
+            "sources": digest_of([*pass_sources(), *sources]),
+        }
+        self.reports: list[Report] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self.reports = []
+        if self._dump:
+            self._dump("before", str(graph))
+        for step in self._steps:
+            self.reports.append(self._report(step, graph))
+        if self._dump:
+            self._dump("after", str(graph))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Matches by pass, in the last graph; passes that did not match are left out."""
+        return {report.name: report.matched for report in self.reports if report.matched}
+
+    def uuid(self) -> str:
+        """Equal for managers that do the same to every graph."""
+        return hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()
+
+    def _report(self, step: Step, graph: fx.Graph) -> Report:
+        if step.off is not None:
+            return Report(step.name, off=step.off)
+        step.refused.clear()
+        before = _copy(graph)
+        start = time.perf_counter()
+        try:
+            expected = step.expected(graph) if step.expected else None
+            matched = step.run(graph)
+            graph.eliminate_dead_code()
+            graph.lint()
+        except Exception as error:
+            if self._strict:
+                raise PassFailed(f"the pass {step.name} failed: {error}") from error
+            _restore(graph, before)
+            logger.warning("the pass %s failed and is skipped: %s", step.name, error)
+            return Report(step.name, error=f"{type(error).__name__}: {error}")
+        seconds = time.perf_counter() - start
+        refused = tuple(dict.fromkeys(step.refused))
+        report = Report(step.name, matched, expected, None, None, refused, seconds)
+        if report.is_short:
+            self._complain(report)
+        return report
+
+    def _complain(self, report: Report) -> None:
+        reason = "; ".join(report.refused) or "its pattern does not match the graph"
+        text = f"the pass {report.name} matched {report.matched} of {report.expected}: {reason}"
+        if self._strict and not report.refused:
+            raise PassFailed(text)
+        logger.info("%s", text)
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    _copy_into(copy, graph)
+    return copy
+
+
+def _restore(graph: fx.Graph, copy: fx.Graph) -> None:
+    """Make `graph` again what it was when it was copied, whatever it is now."""
+    nodes = list(graph.nodes)
+    for node in nodes:
+        node.args, node.kwargs = (), {}
+    for node in nodes:
+        graph.erase_node(node)
+    _copy_into(graph, copy)
+
+
+def _copy_into(target: fx.Graph, source: fx.Graph) -> None:
+    values: dict[fx.Node, fx.Node] = {}
+    results = target.graph_copy(source, values)
+    output = target.output(results)
+    output.meta.update(source.output_node().meta)
+
+
+def pass_sources() -> list[Path]:
+    """What decides how a graph is rewritten: the sources of the passes and of the kernels."""
+    return sorted(path for room in ("passes", "kernels") for path in (_PACKAGE / room).glob("*.py"))
+
+
+def digest_of(sources: Iterable[Path]) -> str:
+    """A digest of file names and contents; where the files lie is no part of it."""
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(f"{path.parent.name}/{path.name}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

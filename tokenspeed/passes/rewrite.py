@@ -1,0 +1,104 @@
+"""What a pass is: a pattern and its replacement, or a walk over the graph. Data and functions only.
+
+The compiler turns a Rewrite into something that finds and replaces; no pass knows how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+
+class TokenRange(NamedTuple):
+    """Token counts `first` to `last`, both included (None: no limit)."""
+
+    first: int = 0
+    last: int | None = None
+
+    def contains(self, other: TokenRange) -> bool:
+        below = self.last is None or (other.last is not None and other.last <= self.last)
+        return self.first <= other.first and below
+
+
+EVERY = TokenRange()
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pattern has to be traced for: the model's dtype, and every epsilon that stands in the
+    graph. Facts of a graph, never a model's config.
+    """
+
+    dtype: torch.dtype
+    eps: tuple[float, ...] = ()
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """An example operand. A pattern holds no device, so that of the examples is the CPU."""
+        return torch.empty(shape, dtype=dtype or self.dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to trace a pattern: example operands (a pattern holds none of their sizes, only
+    relations between them), and the numbers that pattern and replacement are given by name.
+    """
+
+    inputs: tuple[Tensor, ...]
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+Operands = Mapping[str, Any]
+"""A match's operands by the pattern's parameter names: fake tensors, or plain numbers."""
+
+Count = Callable[[fx.Graph], int]
+
+
+def never_refuse(operands: Operands) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Replace what computes `pattern(*operands, **numbers)` by `replacement` of the same.
+
+    `pattern` is a fused op's reference: what is matched is its trace, in the context's dtype.
+    `check` says why a match must be left alone, or None. `expected` counts, before the pass runs
+    and by a look that is wider than the pattern, how often it should match: 0 also spares the
+    tracing.
+    """
+
+    name: str
+    pattern: Callable[..., Any]
+    replacement: Callable[..., Any]
+    cases: Callable[[PassContext], Sequence[Case]]
+    expected: Count
+    check: Callable[[Operands], str | None] = never_refuse
+    serves: TokenRange = EVERY
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Change the graph by hand; `run` returns how often."""
+
+    name: str
+    run: Count
+    expected: Count | None = None
+    serves: TokenRange = EVERY
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Put an op's reference, traced, in the op's place. Keys are operators' overloads, which take
+    their tensors first, and then plain numbers.
+    """
+
+    name: str
+    references: Mapping[Any, Callable[..., Any]]
+    serves: TokenRange = EVERY
+
+
+Pass = Rewrite | Walk | Inline
