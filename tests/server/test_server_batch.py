@@ -109,7 +109,7 @@ async def test_a_torn_last_line_is_done_again(state: Any, tmp_path: Path, cut: i
 
 
 async def test_a_dying_engine_blames_no_line(state: Any, tmp_path: Path) -> None:
-    state.client.die_after = 60
+    state.client.die_after = 150
     source = write(tmp_path / "in.jsonl", [line(f"{i}") for i in range(20)])
     out = tmp_path / "out.jsonl"
     with pytest.raises(EngineDead):

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tokenspeed.server.errors import APIError
 
 BODY_DEADLINE_S = 60.0
+DISCARD_S = 5.0
+MAX_DISCARD_BYTES = 16 << 20
 
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
     """The client has left (or does not read any more): there is nobody to answer."""
+
+
+class Body:
+    """A request's body on its way in: hands on what comes, and knows whether it is over."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_over = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read what is left, within limits. A connection that is closed with unread data is reset,
+        and a client that still sends never sees the refusal that it is sent.
+        """
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while not self._is_over and size <= MAX_DISCARD_BYTES:
+                    size += len((await self.receive()).get("body", b""))
 
 
 def header(scope: Scope, name: bytes) -> str | None:
@@ -70,11 +96,7 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> byte
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await _read(receive, max_bytes)
     except TimeoutError:
-        raise APIError(
-            408,
-            f"The body took longer than {BODY_DEADLINE_S:g} s.",
-            headers={"Connection": "close"},
-        ) from None
+        raise APIError(408, f"The body took longer than {BODY_DEADLINE_S:g} s.") from None
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
@@ -94,11 +116,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> APIError:
-    return APIError(
-        413,
-        f"The body is larger than {max_bytes} bytes (--max-request-bytes).",
-        headers={"Connection": "close"},
-    )
+    return APIError(413, f"The body is larger than {max_bytes} bytes (--max-request-bytes).")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

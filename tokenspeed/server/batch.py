@@ -202,13 +202,11 @@ async def _respond(state: ServerState, api: Api[Any], body: dict[str, object]) -
             if request.stream:
                 raise unsupported("stream", "a batch file holds whole answers")
             return 200, msgspec.json.encode(await api.create(state, request))
-        except EngineDead:
-            raise
         except Exception as error:
-            shown = as_api_error(error)
+            if state.phase == "dead":
+                raise EngineDead(state.client.failure or "the engine is gone") from error
+            shown = as_api_error(error, "a batch request")
             if shown.status == 429:
                 await asyncio.sleep(BUSY_WAIT_S)
                 continue
-            if shown.status == 500:
-                logger.error("a batch request failed", exc_info=error)
             return shown.status, shown.body()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenspeed.engine.client import EngineDead
+from tokenspeed.log import logger
 from tokenspeed.request import InvalidRequest
 
 MAX_MESSAGE_CHARS = 600
@@ -89,12 +90,15 @@ def engine_failed(message: str) -> APIError:
     return APIError(500, message, code="engine_dead", headers={"x-should-retry": "false"})
 
 
-def as_api_error(error: BaseException) -> APIError:
-    """What a client is shown of `error`. An unforeseen one is reported without its text."""
+def as_api_error(error: Exception, what: str) -> APIError:
+    """What a client is shown of `error`. An unforeseen one is shown without its text, and logged
+    as the failure of `what`.
+    """
     if isinstance(error, APIError):
         return error
     if isinstance(error, InvalidRequest):
         return bad_request(str(error), error.param, error.code)
     if isinstance(error, EngineDead):
         return engine_failed("The engine stopped while it worked on this request.")
+    logger.error("%s failed", what, exc_info=error)
     return APIError(500, "The server made an error on this request; its log has the cause.")

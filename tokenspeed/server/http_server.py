@@ -69,15 +69,22 @@ class HttpServer:
         raise RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
-        """Close the listener and all connections, and cut those that do not close.
+        """Close the listener and all connections; give up on those that do not close in time.
 
-        Hypercorn's own limit does not work on Python 3.12 and later, where it first waits for every
-        connection without end; hence the cancel.
+        Hypercorn's own limit does not hold on Python 3.12 and later, where it waits for every
+        connection first. What is given up ends with the event loop, which cancels each task.
         """
+        # Connections that are cut complain to the loop of their cancellation.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: logger.debug("while closing: %s", context["message"])
+        )
         self._stopping.set()
         await asyncio.wait({self._task}, timeout=CLOSE_S + 1.0)
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        done, _ = await asyncio.wait({self._task}, timeout=1.0)
+        for task in done:
+            if not task.cancelled() and task.exception() is not None:
+                logger.debug("the HTTP server ended with %r", task.exception())
 
 
 def _settings(listener_fd: int) -> HypercornConfig:

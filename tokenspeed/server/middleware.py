@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.log import logger
-from tokenspeed.server.asgi import ClientGone, header, send_error
+from tokenspeed.server.asgi import Body, ClientGone, header, send_error
 from tokenspeed.server.errors import APIError, as_api_error, shorten
 from tokenspeed.server.metrics import Metrics
 
@@ -91,15 +91,15 @@ class Observe:
             )
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> int:
+        body = Body(receive)
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, body.receive, answer.send)
         except ClientGone:
             return CLIENT_CLOSED
         except Exception as error:
-            shown = _as_shown(error, scope)
-            if shown.status == 500:
-                logger.error("request %s failed", answer.request_id, exc_info=error)
+            shown = _as_shown(error, scope, answer.request_id)
             if answer.status is None:
+                await body.discard()
                 await send_error(answer.send, shown)
         return answer.status or 500
 
@@ -120,10 +120,10 @@ class _Answer:
         await self._send(message)
 
 
-def _as_shown(error: Exception, scope: Scope) -> APIError:
+def _as_shown(error: Exception, scope: Scope, request_id: str) -> APIError:
     """Starlette's own refusals (no such route or method) in OpenAI's shape."""
     if not isinstance(error, HTTPException):
-        return as_api_error(error)
+        return as_api_error(error, f"request {request_id}")
     reason = _REASONS.get(error.status_code, "{method} {path} cannot be served")
     message = reason.format(method=scope["method"], path=shorten(scope["path"], 100))
     return APIError(error.status_code, message, headers=dict(error.headers or {}))

@@ -13,10 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 import msgspec
 from starlette.types import Receive, Send
 
-from tokenspeed.log import logger
 from tokenspeed.server.asgi import ClientGone, until_disconnect
 from tokenspeed.server.errors import as_api_error
-from tokenspeed.server.generation import Piece
+from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job
 from tokenspeed.server.protocol import SamplingFields, Usage
 from tokenspeed.server.state import ServerState
@@ -44,8 +43,8 @@ class ChunkEncoder:
         self._tail = b'],"usage":null}\n\n' if fields.wants_usage else b"]}\n\n"
         self._always = fields.wants_usage_always
 
-    def choice(self, choice: msgspec.Struct, usage: Usage) -> bytes:
-        tail = self._usage_tail(usage) if self._always else self._tail
+    def choice(self, choice: msgspec.Struct, count: UsageCount) -> bytes:
+        tail = self._usage_tail(count.usage) if self._always else self._tail
         return self._head + msgspec.json.encode(choice) + tail
 
     def usage(self, usage: Usage) -> bytes:
@@ -67,7 +66,7 @@ async def stream_job(
             block = []
             for piece in pieces:
                 count.add(piece)
-                block += [encoder.choice(choice, count.usage) for choice in render(piece)]
+                block += [encoder.choice(choice, count) for choice in render(piece)]
             if block or not pieces:
                 yield b"".join(block) or PING
     yield (encoder.usage(count.usage) if fields.wants_usage else b"") + DONE
@@ -99,8 +98,5 @@ async def _send_blocks(
             raise
         except Exception as error:
             # The status is sent already: what is left is an event of its own.
-            shown = as_api_error(error)
-            if shown is not error:
-                logger.error("a stream failed", exc_info=error)
-            await write(b"data: " + shown.body() + b"\n\n" + DONE)
+            await write(b"data: " + as_api_error(error, "a stream").body() + b"\n\n" + DONE)
         await write(b"", more=False)
