@@ -16,8 +16,8 @@ from tokenspeed.engine.messages import Loading, Ready, Stats
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.app import create_app
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.text_side import TextSide
 from tokenspeed.text.chat import ChatTemplate
+from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
 CHATML = (

@@ -293,7 +293,7 @@ async def test_many_streams_at_once() -> None:
         await server.until("ready")
         async with contextlib.AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(streaming(server)) for _ in range(100)]
-            assert len(client.running) == 100
+            assert len(client.requests) == 100
             for reader, _ in streams:
                 await asyncio.wait_for(reader.readuntil(b"[DONE]"), 30)
         assert not client.aborted

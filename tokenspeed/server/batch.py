@@ -32,8 +32,8 @@ from tokenspeed.server.batch_files import (
 from tokenspeed.server.errors import APIError, as_api_error, shorten, unsupported
 from tokenspeed.server.protocol import parse_json
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.text_side import load_text_side
 from tokenspeed.text.source import ModelError
+from tokenspeed.text.text_side import load_text_side
 
 MAX_CUSTOM_ID_CHARS = 512
 BUSY_WAIT_S = 0.2

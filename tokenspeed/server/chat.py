@@ -21,7 +21,7 @@ from tokenspeed.server.protocol_chat import (
 )
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
-from tokenspeed.server.text_side import TextSide
+from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
 

@@ -26,7 +26,7 @@ from tokenspeed.server.generation import Generation, UsageCount
 from tokenspeed.server.offload import Overfull, Overrun
 from tokenspeed.server.protocol import SamplingFields
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.text_side import TextSide
+from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 2048

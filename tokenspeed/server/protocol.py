@@ -17,6 +17,7 @@ import msgspec
 from tokenspeed.log import logger
 from tokenspeed.request import MAX_STOP_STRINGS, SamplingParams
 from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
+from tokenspeed.server.unsupported import UNSUPPORTED, refuse_unless_harmless
 
 MAX_WARNED_FIELDS = 256
 MAX_SALT_CHARS = 256
@@ -169,43 +170,6 @@ INTEGER_FIELDS = (
 """Fields that JavaScript and Go clients may send as 10.0 (`logprobs` of chat is a bool: 1.0 becomes
 1, which is refused just the same)."""
 
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), "this server has no tool calling yet"),
-    "tool_choice": (("none",), "this server has no tool calling yet"),
-    "functions": (([],), "this server has no tool calling yet"),
-    "function_call": (("none",), "this server has no tool calling yet"),
-    "response_format": (({"type": "text"},), "this server has no structured output yet"),
-    "structured_outputs": ((), "this server has no structured output yet"),
-    "guided_json": ((), "this server has no structured output yet"),
-    "guided_regex": ((), "this server has no structured output yet"),
-    "guided_choice": ((), "this server has no structured output yet"),
-    "guided_grammar": ((), "this server has no structured output yet"),
-    "json_schema": ((), "this server has no structured output yet"),
-    "regex": ((), "this server has no structured output yet"),
-    "ebnf": ((), "this server has no structured output yet"),
-    "suffix": (("",), "the models here complete text at its end only"),
-    "modalities": ((["text"],), "text is the only output"),
-    "audio": ((), "text is the only output"),
-    "prediction": ((), "predicted outputs are not used"),
-    "web_search_options": ((), "this server fetches nothing"),
-    "reasoning_effort": ((), "the models here have no reasoning levels"),
-    "verbosity": ((), "the models here have no verbosity levels"),
-    "chat_template": ((), "the template is chosen when the server starts"),
-    "documents": ((), "put the documents into the messages"),
-    "allowed_token_ids": ((), "use logit_bias"),
-    "bad_words": ((), "use logit_bias"),
-    "logits_processors": ((), "this server runs no code of a request"),
-    "truncate_prompt_tokens": ((), "cut the prompt before it is sent"),
-    "prompt_embeds": ((), "prompts are text or token ids"),
-    "spaces_between_special_tokens": ((True,), "special tokens are joined as the tokenizer does"),
-    "use_beam_search": ((False,), "this server samples; it has no beam search"),
-    "length_penalty": ((1, 1.0), "this server samples; it has no beam search"),
-    "priority": ((0,), "requests are served in the order in which they come"),
-    "request_id": ((), "send the header X-Request-Id"),
-}
-"""Known fields that cannot be honoured: the values that ask for nothing (null always does), and why
-any other is refused."""
-
 R = TypeVar("R", bound=SamplingFields)
 
 
@@ -244,7 +208,7 @@ def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWar
     known = kind.__struct_fields__
     for name in value:
         if name in UNSUPPORTED:
-            _refuse_unless_harmless(name, value[name])
+            refuse_unless_harmless(name, value[name])
         elif name not in known:
             if strict:
                 raise bad_request(f"{shorten(name, 100)} is not a known field.", name)
@@ -262,13 +226,6 @@ def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWar
         raise _conversion_error(error) from None
     request.check()
     return request
-
-
-def _refuse_unless_harmless(name: str, value: Any) -> None:
-    harmless, why = UNSUPPORTED[name]
-    if value is None or any(type(value) is type(each) and value == each for each in harmless):
-        return
-    raise unsupported(name, why)
 
 
 def _conversion_error(error: msgspec.ValidationError) -> APIError:

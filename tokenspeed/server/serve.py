@@ -23,8 +23,8 @@ from tokenspeed.server.http_server import HttpServer, listen, url_of
 from tokenspeed.server.lifecycle import Signals, drain, first_of, stop_streams, until_engine_dies
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.text_side import TextSide, load_text_side
 from tokenspeed.text.source import ModelError
+from tokenspeed.text.text_side import TextSide, load_text_side
 
 DEATH_GRACE_S = 1.0
 """How long a server without an engine still answers, so that clients and probes learn of it."""
@@ -84,7 +84,11 @@ async def _start_up(state: ServerState, load_text: LoadText, url: str, began: fl
     await state.client.start()
     # A thread of its own, without a limit in time: a tokenizer may have to be downloaded first.
     loading = Offload(threads=1, deadline_s=None).run(load_text, state.config.model)
-    state.text, _ = await asyncio.gather(loading, state.client.wait_ready())
+    text, _ = await asyncio.gather(loading, state.client.wait_ready())
+    if text.defaults:
+        shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
+        logger.info("sampling defaults from the model's generation_config.json: %s", shown)
+    state.text = text
     ready = state.client.ready
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
     seconds = time.monotonic() - began

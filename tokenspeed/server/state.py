@@ -21,7 +21,7 @@ from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten,
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
-from tokenspeed.server.text_side import TextSide
+from tokenspeed.text.text_side import TextSide
 
 
 class Stoppable(Protocol):
