@@ -2,13 +2,17 @@
 #
 # PYTHON=python3.12   the interpreter that .venv is made with
 # TORCH_INDEX=URL     the package index that torch is taken from (README, "Which torch")
+# JOBS=2              test processes, of one thread each
 
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
+JOBS ?= 2
 TORCH := torch>=2.11,<2.14
 
 BIN := $(VENV)/bin
+# Processes of one thread each: threads that wait for each other would take most of the time.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -28,10 +32,10 @@ test: $(INSTALLED_DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not gpu and not long"
+	$(PYTEST) -m "not gpu and not long"
 
 test-long: $(INSTALLED_DEV)
-	$(BIN)/python -m pytest -m "long and not gpu"
+	$(PYTEST) -m "long and not gpu"
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,14 +22,14 @@ def test_runs():
 """
 
 
-def run(folder: Path, *, ci: bool, allowed: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *options: str, ci: bool, allowed: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_some.py").write_text(TESTS)
     (folder / "skip_policy.py").write_text(Path(skip_policy.__file__).read_text())
     (folder / "skips.txt").write_text(allowed)
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = -p skip_policy\n")
     environ = {name: value for name, value in os.environ.items() if name != "CI"}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", *options],
         cwd=folder,
         env={**environ, "CI": "true"} if ci else environ,
         capture_output=True,
@@ -38,8 +38,9 @@ def run(folder: Path, *, ci: bool, allowed: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_an_unlisted_skip_fails_in_ci(tmp_path: Path) -> None:
-    done = run(tmp_path, ci=True, allowed="# nothing\n")
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "two processes"])
+def test_an_unlisted_skip_fails_in_ci(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = run(tmp_path, *options, ci=True, allowed="# nothing\n")
     assert done.returncode == 1
     assert "skipped, but not in tests/skips.txt: test_some.py::test_skipped" in done.stdout
 
