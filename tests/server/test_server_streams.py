@@ -169,6 +169,27 @@ async def test_stopping_everything_ends_streams_with_an_event() -> None:
     assert late.status == 503 and not client.running
 
 
+async def test_one_failing_sample_ends_its_request(ask: Asker) -> None:
+    good = ask.engine.generate
+
+    def generate(request: Any) -> Any:
+        async def failing() -> Any:
+            yield RequestDelta(request_id=request.id, token_ids=[5])
+            await asyncio.sleep(0.03)
+            raise ValueError
+
+        return failing() if request.sample_index == 1 else good(request)
+
+    ask.engine.generate, ask.engine.pause_s = generate, 0.01
+    for streams in (True, False):
+        connection = Connection(ask, CHAT, stream=streams, n=3)
+        await asyncio.wait_for(connection.task, 1)
+        assert connection.status == (200 if streams else 500)
+        assert len(ask.engine.aborted) == 2
+        ask.engine.aborted.clear()
+    ask.engine.generate, ask.engine.pause_s = good, 0
+
+
 async def test_ready_tokens_share_a_write(ask: Asker) -> None:
     """Everything that came while the client took its time goes out together."""
     ask.engine.answer = "abcdefghijklmnopqrst"

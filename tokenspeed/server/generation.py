@@ -12,12 +12,7 @@ import contextlib
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from tokenspeed.request import (
-    FinishReason,
-    GenerateRequest,
-    RequestDelta,
-    TokenLogprob,
-)
+from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
 from tokenspeed.server.state import ServerState
@@ -154,9 +149,11 @@ class Generation:
         return samples
 
     def fail(self, error: Exception) -> None:
-        """End the generation with `error`, whoever waits for it."""
+        """End all samples with `error`, which `take` raises after what came before it."""
         self._error = self._error or error
         self._wake.set()
+        for task in self._tasks:
+            task.cancel()
 
     async def _pump(self, index: int, request: GenerateRequest) -> None:
         timer = self._state.metrics.request_timer(len(request.prompt_ids))

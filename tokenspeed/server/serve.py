@@ -65,6 +65,7 @@ async def run_server(
     server = HttpServer(create_app(state), listener)
     with signals.installed():
         try:
+            await client.start()
             await first_of(
                 signals.first.wait(), server.ended(), _start_up(state, load_text, url, began)
             )
@@ -81,7 +82,6 @@ async def run_server(
 
 async def _start_up(state: ServerState, load_text: LoadText, url: str, began: float) -> None:
     """Return when requests can be served. Raises EngineDead or ModelError."""
-    await state.client.start()
     # A thread of its own, without a limit in time: a tokenizer may have to be downloaded first.
     loading = Offload(threads=1, deadline_s=None).run(load_text, state.config.model)
     text, _ = await asyncio.gather(loading, state.client.wait_ready())
