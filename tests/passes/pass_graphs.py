@@ -124,10 +124,10 @@ def compile_piece(piece: fx.GraphModule, graph_pass: CustomGraphPass) -> Callabl
         )
 
 
-def manager_for(dtype: torch.dtype, device: str = "cuda", **options: Any) -> PassManager:
-    """Fused ops stay for "cuda", and are inlined for "cpu"; the graphs are the CPU's in both."""
-    off = ["weight_layout"]
-    return pass_manager(Stage.PIECE, dtype=dtype, device=device, disabled=off, **options)
+def manager_for(dtype: torch.dtype, *, inline: bool = False, **options: Any) -> PassManager:
+    """All passes over pieces; fused ops stay, or are inlined."""
+    off = ["weight_layout"] if inline else ["weight_layout", "inline"]
+    return pass_manager(Stage.PIECE, dtype=dtype, device="cpu", disabled=off, **options)
 
 
 def inductor_pass(manager: PassManager) -> CustomGraphPass:

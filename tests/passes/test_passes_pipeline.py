@@ -54,7 +54,9 @@ def off(stage: Stage, device: str, **options: object) -> dict[str, str | None]:
 
 def test_defaults_by_device() -> None:
     assert not {"noop", "rms_norm", "inline"} & off(Stage.PIECE, "cpu").keys()
+    assert {"rope", "inline"} <= off(Stage.PIECE, "cuda").keys()
     assert off(Stage.PIECE, "cuda")["inline"] == "off on cuda"
+    assert not {"qk_norm_rope", "add_rms_norm"} & off(Stage.PIECE, "cuda").keys()
 
 
 def test_a_prologue_is_for_backends_that_fuse_it() -> None:
