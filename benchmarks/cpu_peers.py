@@ -29,9 +29,9 @@ from typing import Any
 
 import torch
 import transformers
-from tokenspeed.text.source import resolve_model
 
 from tokenspeed import LLM, SamplingParams, __version__
+from tokenspeed.text.source import resolve_model
 
 STEPS = 32
 WORKLOADS = {"decode1": (1, 32), "decode8": (8, 32), "prefill": (1, 512)}
