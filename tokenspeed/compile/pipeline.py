@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -16,6 +17,17 @@ from tokenspeed.compile.plan import FunctionPlan, Plan, Program
 from tokenspeed.compile.split import split
 from tokenspeed.log import logger, span
 
+GraphPass = Callable[[fx.Graph], object]
+"""Rewrites a captured function in place, before it is split."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and its pieces as graphs: what is run eagerly, or compiled."""
+
+    plan: Plan
+    pieces: dict[str, fx.GraphModule]
+
 
 def plan_model(
     make: Callable[[], nn.Module],
@@ -24,28 +36,43 @@ def plan_model(
     device: torch.device,
     every_layer: bool = False,
 ) -> Program:
+    """The program of a model whose pieces run eagerly; the rest is as `plan_graphs` says."""
+    planned = plan_graphs(make, dtype=dtype, device=device, every_layer=every_layer)
+    return Program(planned.plan, {key: piece.forward for key, piece in planned.pieces.items()})
+
+
+def plan_graphs(
+    make: Callable[[], nn.Module],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    every_layer: bool = False,
+    graph_pass: GraphPass | None = None,
+) -> Planned:
     """Plan the model that `make` builds (under any default device and dtype).
 
     The model has `embed(ids)`, `forward(x, positions)` and `head(rows)`, and its blocks in
     `layers`. Few layers are captured and the plan is repeated for the others; where that cannot be
     done, or with `every_layer`, all are. Raises UnsupportedGraph for a model that has no plan.
     """
-    planner = _Planner(torch_api.fake_module(make, dtype, device), device)
+    planner = _Planner(torch_api.fake_module(make, dtype, device), device, graph_pass)
     x, embed = planner.function("embed", (example_ids(device),))
     hidden, forward = planner.forward((x, example_ids(device)), every_layer)
     _, head = planner.function("head", (hidden,))
     plan = Plan(embed, forward, head)
-    pieces = {key: piece.forward for key, piece in planner.pieces.items()}
-    assert plan.piece_hashes() == set(pieces)
-    return Program(plan, pieces)
+    assert plan.piece_hashes() == set(planner.pieces)
+    return Planned(plan, planner.pieces)
 
 
 class _Planner:
     """One model being planned; gathers the distinct pieces of its functions."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, graph_pass: GraphPass | None
+    ) -> None:
         self._model = model
         self._device = device
+        self._graph_pass = graph_pass
         self.pieces: dict[str, fx.GraphModule] = {}
 
     def function(self, name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, FunctionPlan]:
@@ -53,6 +80,9 @@ class _Planner:
         method: Callable[..., Tensor] = getattr(self._model, name)
         with span("compile.capture"):
             captured = capture(method, inputs)
+        if self._graph_pass is not None:
+            with span("compile.passes"):
+                self._graph_pass(captured.graph)
         with span("compile.split"):
             plan, pieces = split(captured)
         self.pieces = pieces | self.pieces

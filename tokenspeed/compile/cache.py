@@ -1,0 +1,215 @@
+"""The compile cache: a folder of entries, found by the digest of their facts.
+
+    ROOT/v1/SLUG-DIGEST/        an entry (`entry.py`); the slug is for people only
+    ROOT/v1/.DIGEST.lock        held by the process that makes this entry; others wait
+    ROOT/v1/.build-DIGEST-*/    an entry in the making; it appears under its name when it is whole
+    ROOT/v1/.aside-*/           an entry that was found damaged
+
+Whatever is wrong with a cache, the answer is a miss with a reason, or another folder; never an
+exception, and never a file that somebody else may have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenspeed.compile.entry import (
+    Contents,
+    Damaged,
+    Entry,
+    finish_entry,
+    read_entry,
+    read_manifest,
+)
+from tokenspeed.compile.key import Facts, differences, digest_of
+from tokenspeed.compile.trust import Untrusted, check_folder
+from tokenspeed.log import logger, span
+
+_VERSION = "v1"
+_POLL_S = 0.2
+_MAX_WAIT_S = 1800.0
+_STALE_S = 86400.0
+_MAX_NEIGHBOURS = 64
+_MAX_DIFFERENCES = 4
+
+Fill = Callable[[Path], Contents]
+"""Writes the files of a new entry into a folder."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why there is no entry, in one line."""
+
+    reason: str
+
+
+def cache_root(setting: str | None) -> Path:
+    """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder."""
+    if chosen := setting or os.environ.get("TOKENSPEED_CACHE_DIR"):
+        return Path(os.path.abspath(os.path.expanduser(chosen)))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    return Path(os.path.abspath(base)) / "tokenspeed"
+
+
+class CompileCache:
+    """The cache below one root. Nothing is created before something is stored."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._folder = root / _VERSION
+
+    def find(self, facts: Facts) -> Entry | Miss:
+        """The entry for these facts, read and checked. One that is damaged is set aside."""
+        with span("compile.cache_load"):
+            try:
+                return self._find(facts)
+            except OSError as error:
+                return Miss(f"the cache cannot be used: {_why(error)}")
+
+    def why_unwritable(self) -> str | None:
+        """Why nothing can be stored here, or None."""
+        try:
+            self._create()
+            with tempfile.TemporaryDirectory(prefix=".try-", dir=self._folder):
+                return None
+        except OSError as error:
+            return _why(error)
+
+    def store(
+        self, facts: Facts, name: str, fill: Fill, waiting: Callable[[], None] = lambda: None
+    ) -> Entry:
+        """Make the entry, or take it from the process that is making it: `waiting` is then called
+        now and again. Raises OSError where nothing can be written, Damaged if what was written
+        cannot be read, and what `fill` raises.
+        """
+        digest = digest_of(facts)
+        self._create()
+        with self._lock(digest, waiting) as is_alone:
+            found = self._find(facts)
+            if isinstance(found, Entry):
+                return found
+            self._sweep(digest if is_alone else None)
+            build = Path(tempfile.mkdtemp(prefix=f".build-{digest}-", dir=self._folder))
+            try:
+                contents = fill(build)
+                with span("compile.cache_store"):
+                    finish_entry(build, facts, contents)
+                    self._publish(build, self._folder / f"{_slug(name)}-{digest}")
+            finally:
+                shutil.rmtree(build, ignore_errors=True)
+            found = self._find(facts)
+        if isinstance(found, Miss):
+            raise Damaged(f"the new entry cannot be used: {found.reason}")
+        return found
+
+    def set_aside(self, folder: Path, reason: str) -> None:
+        """Move a bad entry out of the way; it is kept for a day, for whoever wants to know."""
+        logger.warning("compile cache: %s is set aside: %s", folder.name, reason)
+        aside = self._folder / f".aside-{folder.name}-{time.time_ns():x}"
+        with contextlib.suppress(OSError):
+            os.rename(folder, aside)
+
+    def _create(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self._folder.mkdir(mode=0o700)
+        check_folder(self._folder)
+
+    def _find(self, facts: Facts) -> Entry | Miss:
+        if not self._folder.is_dir():
+            return Miss(f"no entry in {self.root} yet")
+        check_folder(self._folder)
+        for folder in sorted(self._folder.glob(f"[!.]*-{digest_of(facts)}")):
+            try:
+                entry = read_entry(folder)
+                if entry.manifest.facts != facts:
+                    raise Damaged("its facts are not those of its name")
+                return entry
+            except Untrusted:
+                raise
+            except (Damaged, OSError) as error:
+                self.set_aside(folder, _why(error))
+        return Miss(self._nearest(facts))
+
+    def _nearest(self, facts: Facts) -> str:
+        """How the entry that is most alike differs."""
+        best: tuple[int, str, list[str]] | None = None
+        for folder in sorted(self._folder.glob("[!.]*"))[:_MAX_NEIGHBOURS]:
+            with contextlib.suppress(OSError, Damaged):
+                found = differences(facts, read_manifest(folder).facts)
+                best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
+        if best is None:
+            return f"no entry in {self.root} yet"
+        count, name, found = best
+        more = f"; and {count - _MAX_DIFFERENCES} more" if count > _MAX_DIFFERENCES else ""
+        return f"the nearest entry, {name}, differs: {'; '.join(found[:_MAX_DIFFERENCES])}{more}"
+
+    @contextlib.contextmanager
+    def _lock(self, digest: str, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Hold the digest's lock. Where locks do not work, or one is held for too long, go on
+        without (False): what appears under the entry's name is whole all the same.
+        """
+        path = self._folder / f".{digest}.lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            yield _wait_for(descriptor, waiting)
+        finally:
+            os.close(descriptor)
+
+    def _publish(self, build: Path, place: Path) -> None:
+        """Give a whole entry its name. One that is there by now is as good: it stays."""
+        try:
+            os.rename(build, place)
+        except OSError:
+            if not place.is_dir():
+                raise
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def _sweep(self, digest: str | None) -> None:
+        """Remove what processes that were killed have left, and entries set aside long ago."""
+        for path in self._folder.glob(".*"):
+            with contextlib.suppress(OSError):
+                is_ours = digest is not None and path.name.startswith(f".build-{digest}-")
+                is_old = time.time() - path.lstat().st_mtime > _STALE_S
+                if path.is_dir() and not path.is_symlink() and (is_ours or is_old):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _wait_for(descriptor: int, waiting: Callable[[], None]) -> bool:
+    end = time.monotonic() + _MAX_WAIT_S
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waiting()
+            time.sleep(_POLL_S)
+        except OSError:
+            break
+    return False
+
+
+def _slug(name: str) -> str:
+    """A model's name as part of a file name: of a path only the last part."""
+    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower().removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9._]+", "-", last).strip("-._")[:40] or "model"
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,164 @@
+"""The third part of `torch_api`: Inductor, and the only place where artifacts are deserialised.
+
+An artifact's bytes are code: a pickle that holds Python and C++ source (on CUDA, machine code).
+They are given to `load` only after the cache has proved who wrote them. torch 2.11 to 2.13.
+Importing this file imports Inductor (seconds). Each function has a test that fails if torch takes
+its interface away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import fx
+from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
+from torch._inductor.utils import clear_caches
+
+PASS_SLOT = "post_grad_custom_pre_pass"
+"""The slot before Inductor folds sums into matrix products."""
+
+BASE_SETTINGS = {"cpp_cache_precompile_headers": False}
+"""Where objects are compiled and where they are loaded, since it is part of their names. A compiled
+header (150 MB outside the cache) would be looked up, and preprocessed for it, at every load.
+"""
+
+_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+class VectorIsa(msgspec.Struct, frozen=True):
+    """The CPU instructions that kernels were compiled for, and how the compiler was told."""
+
+    name: str
+    bits: int
+    macros: list[str]
+    flags: str
+
+
+class _RecordedIsa(cpu_vec_isa.VecISA):
+    """A VectorIsa in Inductor's terms. Already tried out, so it is not compiled and run again."""
+
+    def __init__(self, isa: VectorIsa) -> None:
+        self._name = isa.name
+        self._bit_width = isa.bits
+        self._macro = isa.macros
+        self._arch_flags = isa.flags
+        self._dtype_nelements = {}
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __bool__(self) -> bool:
+        return True
+
+    __hash__ = cpu_vec_isa.VecISA.__hash__
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    passes: CustomGraphPass | None,
+    settings: dict[str, Any],
+) -> bytes:
+    """Compile a graph that returns a tuple, for `inputs` that are its own fake values. `settings`
+    are Inductor's, by their dotted names.
+    """
+    patches = {**BASE_SETTINGS, **settings}
+    if passes is not None:
+        patches[PASS_SLOT] = passes
+    artifact = standalone_compile(
+        graph_module,
+        list(inputs),
+        dynamic_shapes="from_graph",
+        aot=True,
+        options={"config_patches": patches},
+    )
+    data: bytes = artifact.serialize()  # type: ignore[attr-defined]
+    return data
+
+
+def load(data: bytes) -> Callable[..., Sequence[Any]]:
+    """The function that `compile_graph` made; it returns its results as a list."""
+    return AOTCompiledArtifact.deserialize(data)
+
+
+@contextlib.contextmanager
+def compiling_in(folder: Path) -> Iterator[None]:
+    """Let all files of Inductor and Triton go below `folder`, and take none from elsewhere."""
+    clear_caches()
+    with _folders(folder), inductor_config.patch(BASE_SETTINGS), _best_isa_only():
+        yield
+
+
+@contextlib.contextmanager
+def loading_from(folder: Path, isa: VectorIsa | None) -> Iterator[None]:
+    """Look below `folder` for the objects that artifacts need. Nothing is probed: `isa` is that of
+    the objects. An object that is not there is compiled (in seconds, by the compiler of this
+    machine).
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_folders(folder))
+        stack.enter_context(inductor_config.patch({**BASE_SETTINGS, "compile_threads": 1}))
+        if isa is not None and hasattr(codecache, "pick_vec_isa"):
+            recorded = _RecordedIsa(isa)
+            stack.enter_context(_swapped(codecache, "pick_vec_isa", lambda: recorded))
+        yield
+
+
+def vector_isa() -> VectorIsa | None:
+    """What Inductor compiles for on this CPU, after it has tried it out; None: no vectors."""
+    isa = cpu_vec_isa.pick_vec_isa()
+    if not isa:
+        return None
+    return VectorIsa(str(isa), isa.bit_width(), isa.build_macro(), isa.build_arch_flags())
+
+
+@contextlib.contextmanager
+def _best_isa_only() -> Iterator[None]:
+    """Try out the widest instructions first, and the others only where those fail. (Inductor tries
+    all, ten seconds, and takes the first.)
+    """
+    known = cpu_vec_isa.supported_vec_isa_list
+    before = list(known)
+    if platform.machine() == "x86_64":
+        has = cpu_vec_isa.x86_isa_checker()
+        usable = (isa for isa in before if all(name in has for name in str(isa).split()))
+        known[:] = [isa for isa in [next(filter(bool, usable), None)] if isa is not None]
+    try:
+        yield
+    finally:
+        known[:] = before
+
+
+@contextlib.contextmanager
+def _folders(folder: Path) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _FOLDERS}
+    for name, place in _FOLDERS.items():
+        os.environ[name] = str(folder / place)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _swapped(holder: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)

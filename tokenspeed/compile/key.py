@@ -1,0 +1,204 @@
+"""The key of a cache entry: facts, and a digest of them.
+
+Facts of the environment are an allow-list, so that paths, hosts, ports, memory, pool sizes, seeds
+and log levels cannot get in. Of the model's config everything is in, less a short list of fields
+that reach no graph: a false miss costs seconds, a false hit a wrong answer. Sources are facts file
+by file, so that a miss can name the one that was edited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tokenspeed.compile.ranges import range_name
+from tokenspeed.passes import PIPELINE
+from tokenspeed.passes.rewrite import TokenRange
+
+FORMAT = 1
+"""Of entries: goes up when what is in one, or its meaning, changes."""
+
+INERT_FIELDS = frozenset({"max_model_len"})
+"""Fields of a model's config that no graph depends on."""
+
+PACKAGES = ("compile", "kernels", "passes")
+"""Folders whose every file can change what is compiled."""
+
+SETTINGS = (
+    "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
+    "TORCHINDUCTOR_CPP_SIMDLEN",
+    "TORCHINDUCTOR_DETERMINISTIC",
+    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+)
+"""Environment variables by which people change what Inductor makes."""
+
+_ROOT = Path(__file__).parent.parent
+_DISTRIBUTIONS = ("triton", "flashinfer-python")
+
+Facts = dict[str, Any]
+"""Groups of facts: JSON objects, numbers, strings and null."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to be compiled, and for what. `config` is the dataclass that `model` is made from."""
+
+    model: type[Any]
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    ranges: Sequence[TokenRange]
+    fuses_prologue: bool = False
+    """Whether the attention backend in use does RoPE and head norms itself."""
+    weight_layout: str = "plain"
+    disabled_passes: Sequence[str] = ()
+    strict_passes: bool = False
+
+
+def facts_of(target: Target) -> Facts:
+    """Every fact that decides what is compiled."""
+    return {
+        "format": FORMAT,
+        "model": _model_facts(target.config),
+        "sources": {name: _digest(path) for name, path in sorted(_sources(target.model))},
+        "compile": {
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": target.device.type,
+            "fuses_prologue": target.fuses_prologue,
+            "weight_layout": target.weight_layout,
+            "strict_passes": target.strict_passes,
+            "passes": {range_name(each): _pass_facts(target, each) for each in target.ranges},
+        },
+        "versions": _version_facts(),
+        "machine": _cuda_facts() if target.device.type == "cuda" else _cpu_facts(),
+        "settings": {name: os.environ.get(name) for name in SETTINGS},
+    }
+
+
+def digest_of(facts: Facts) -> str:
+    """16 hex digits, the same for equal facts in every process."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(here: Facts, there: Facts) -> list[str]:
+    """The facts in which two sets differ, a line each."""
+    ours, theirs = dict(_flat(here)), dict(_flat(there))
+    names = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+    return [f"{name} {ours.get(name)!r:.60} (there {theirs.get(name)!r:.60})" for name in names]
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _model_facts(config: Any) -> Facts:
+    plain = {k: v for k, v in dataclasses.asdict(config).items() if k not in INERT_FIELDS}
+    facts: Facts = json.loads(json.dumps(plain))  # tuples become lists, as in a file that is read
+    return facts
+
+
+def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
+    """Each pass: on, or why it is off."""
+    device, disabled = target.device.type, target.disabled_passes
+    return {
+        f"{i:02} {row.rule.name}": row.why_off(device, token_range, target.fuses_prologue, disabled)
+        or "on"
+        for i, row in enumerate(PIPELINE)
+    }
+
+
+def _sources(model: type[Any]) -> Iterator[tuple[str, Path]]:
+    """The model's file, those of its package that it is made of, and whole packages."""
+    for package in PACKAGES:
+        for path in (_ROOT / package).glob("*.py"):
+            yield f"{package}/{path.name}", path
+    for module in _modules_of(sys.modules[model.__module__]):
+        path = Path(module.__file__ or "")
+        yield f"{path.parent.name}/{path.name}", path
+
+
+def _modules_of(first: ModuleType) -> list[ModuleType]:
+    """A module and those beside it that it takes anything from, directly or through others."""
+    package = first.__name__.rpartition(".")[0]
+    found = {first.__name__: first}
+    waiting = [first]
+    while waiting:
+        for value in vars(waiting.pop()).values():
+            name = value.__name__ if isinstance(value, ModuleType) else _module_name(value)
+            if package and name.startswith(f"{package}.") and name not in found:
+                found[name] = sys.modules[name]
+                waiting.append(found[name])
+    return list(found.values())
+
+
+def _module_name(value: object) -> str:
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _version_facts() -> Facts:
+    versions = {name: _version(name) for name in _DISTRIBUTIONS}
+    return {
+        **versions,
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "cuda": torch.version.cuda,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda_facts() -> Facts:
+    major, minor = torch.cuda.get_device_capability()
+    return {"gpu": torch.cuda.get_device_name(), "capability": f"{major}.{minor}"}
+
+
+def _cpu_facts() -> Facts:
+    """Objects are compiled for exactly this CPU's instructions. Loops are written for a number of
+    threads; for all there are, whatever their number.
+    """
+    threads = torch.get_num_threads()
+    return {
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "instructions": hashlib.sha256(_cpu_flags().encode()).hexdigest()[:16],
+        "threads": "all" if threads == os.cpu_count() else threads,
+    }
+
+
+def _cpu_flags() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    return " ".join(sorted(found[1].split())) if found else platform.processor()

@@ -1,0 +1,52 @@
+"""A piece, for one token range, as bytes that another process can load; and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+
+from tokenspeed.compile import inductor_api, torch_api
+from tokenspeed.compile.capture import UnsupportedGraph
+from tokenspeed.compile.matcher import InductorPass
+from tokenspeed.compile.ranges import TokenArgument
+from tokenspeed.log import span
+from tokenspeed.passes.manager import PassManager
+from tokenspeed.passes.rewrite import TokenRange
+
+_FEW_TOKENS = 16
+_MANY_TOKENS = 8192
+"""How many tokens kernels are tuned for, where the count is not known to be small."""
+
+
+def lower(
+    piece: fx.GraphModule, device: str, token_range: TokenRange, manager: PassManager | None
+) -> bytes:
+    """Compile a piece with Inductor, after the manager's passes."""
+    inputs = [torch_api.example_value(node) for node in piece.graph.find_nodes(op="placeholder")]
+    settings: dict[str, Any] = {
+        # What is asked of every call: an operator that returns other strides than it promised would
+        # otherwise give wrong numbers without a word.
+        "size_asserts": True,
+        "unbacked_symint_fallback": _MANY_TOKENS if token_range.last is None else _FEW_TOKENS,
+    }
+    if device == "cpu":
+        # Worker processes would import torch first, for longer than these few compiles take.
+        settings["compile_threads"] = 1
+    with span("compile.piece"):
+        passes = None if manager is None else InductorPass(manager)
+        return inductor_api.compile_graph(piece, inputs, passes=passes, settings=settings)
+
+
+def token_argument(piece: fx.GraphModule) -> TokenArgument | None:
+    """Where the piece finds the token count; None if it does not depend on it."""
+    values = map(torch_api.example_value, piece.graph.find_nodes(op="placeholder"))
+    found = None
+    for index, value in enumerate(values):
+        if torch_api.is_symbol(value):
+            return TokenArgument(index, is_count=True)
+        if isinstance(value, Tensor) and any(map(torch_api.is_symbol, value.shape)):
+            if not torch_api.is_symbol(value.shape[0]):
+                raise UnsupportedGraph("the token count must be a tensor's first dimension")
+            found = found or TokenArgument(index, is_count=False)
+    return found

@@ -1,0 +1,110 @@
+"""Compile a whole model into the files of a cache entry: no weights, in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from torch import fx, nn
+
+from tokenspeed.compile import inductor_api, plan, receipt
+from tokenspeed.compile.entry import OBJECTS, PLAN, RECEIPT, Contents, StoredPiece
+from tokenspeed.compile.key import Target
+from tokenspeed.compile.lower import lower, token_argument
+from tokenspeed.compile.matcher import pass_manager
+from tokenspeed.compile.pipeline import plan_graphs
+from tokenspeed.compile.ranges import range_name
+from tokenspeed.passes import Stage
+from tokenspeed.passes.manager import PassManager
+from tokenspeed.passes.rewrite import EVERY, TokenRange
+
+Report = Callable[[str], None]
+"""Told what is being done, in a line for people."""
+
+
+def compile_model(
+    make: Callable[[], nn.Module], target: Target, folder: Path, report: Report
+) -> Contents:
+    """Capture, rewrite and compile the model that `make` builds, into `folder`."""
+    return _Compiler(target, folder, report).run(make)
+
+
+class _Compiler:
+    def __init__(self, target: Target, folder: Path, report: Report) -> None:
+        self._target = target
+        self._folder = folder
+        self._report = report
+        self._receipt = receipt.Receipt()
+
+    def run(self, make: Callable[[], nn.Module]) -> Contents:
+        self._report("capture")
+        began = time.monotonic()
+        planned = plan_graphs(
+            make,
+            dtype=self._target.dtype,
+            device=self._target.device,
+            graph_pass=self._graph_passes(),
+        )
+        self._receipt.spend("capture", time.monotonic() - began)
+        work = self._folder / ".work"
+        (self._folder / "pieces").mkdir()
+        with inductor_api.compiling_in(work):
+            pieces = {
+                key: self._lower(key, piece, f"{number} of {len(planned.pieces)}")
+                for number, (key, piece) in enumerate(planned.pieces.items(), 1)
+            }
+            isa = inductor_api.vector_isa() if self._target.device.type == "cpu" else None
+        self._keep_objects(work)
+        (self._folder / PLAN).write_text(plan.encode(planned.plan))
+        (self._folder / RECEIPT).parent.mkdir()
+        (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
+        return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
+
+    def _lower(self, key: str, piece: fx.GraphModule, which: str) -> StoredPiece:
+        tokens = token_argument(piece)
+        files: list[tuple[int, int | None, str]] = []
+        for token_range in self._target.ranges if tokens else (EVERY,):
+            name = range_name(token_range)
+            self._report(f"piece {which}" + ("" if name == "all" else f", {name} tokens"))
+            manager = self._manager(Stage.PIECE, token_range)
+            began = time.monotonic()
+            data = lower(piece, self._target.device.type, token_range, manager)
+            self._receipt.spend("inductor", time.monotonic() - began)
+            self._receipt.pieces.setdefault(key, {})[name] = receipt.receipts_of(manager.reports)
+            file = f"pieces/{key}-{name}.bin"
+            (self._folder / file).write_bytes(data)
+            files.append((token_range.first, token_range.last, file))
+        return StoredPiece(files, tokens)
+
+    def _graph_passes(self) -> Callable[[fx.Graph], None]:
+        manager = self._manager(Stage.GRAPH, EVERY)
+
+        def run(graph: fx.Graph) -> None:
+            manager(graph)
+            self._receipt.graph.append(receipt.receipts_of(manager.reports))
+
+        return run
+
+    def _manager(self, stage: Stage, token_range: TokenRange) -> PassManager:
+        return pass_manager(
+            stage,
+            dtype=self._target.dtype,
+            device=self._target.device.type,
+            token_range=token_range,
+            fuses_prologue=self._target.fuses_prologue,
+            disabled=self._target.disabled_passes,
+            strict=self._target.strict_passes,
+        )
+
+    def _keep_objects(self, work: Path) -> None:
+        """Of Inductor's folder only shared objects are needed by a load: those of kernels, and of
+        the trial of vector instructions. The rest is sources, locks and torch's own caches.
+        """
+        for path in sorted((work / OBJECTS).rglob("*.so")):
+            place = self._folder / path.relative_to(work)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place)
+        shutil.rmtree(work)

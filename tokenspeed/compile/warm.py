@@ -1,0 +1,93 @@
+"""A program out of a cache entry: bytes and a plan. Nothing is captured and nothing compiled."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenspeed.compile import inductor_api, plan
+from tokenspeed.compile.entry import OBJECTS, PLAN, Damaged, Entry, StoredPiece
+from tokenspeed.compile.inductor_api import VectorIsa
+from tokenspeed.compile.plan import Piece, Program
+from tokenspeed.compile.ranges import by_tokens
+from tokenspeed.log import logger, span
+from tokenspeed.passes.rewrite import TokenRange
+
+
+def load_program(entry: Entry) -> Program:
+    """Load an entry's pieces. Raises Damaged, saying why, whatever goes wrong with them.
+
+    What is loaded are the bytes that were checked, from a private copy: the entry itself is never
+    written, so it may be read-only, or in use by others.
+    """
+    with span("compile.cache_load"):
+        try:
+            return _load(entry)
+        except Exception as error:
+            reason = f"its pieces cannot be loaded: {type(error).__name__}: {error}"
+            raise Damaged(reason.splitlines()[0][:300]) from error
+
+
+def _load(entry: Entry) -> Program:
+    contents = entry.manifest.contents
+    began = time.monotonic()
+    isa = None if contents.isa is None else msgspec.convert(contents.isa, VectorIsa)
+    program_plan = plan.decode(entry.files[PLAN].decode())
+    folder = _private_folder(entry.folder.parent, entry)
+    try:
+        before = _num_objects(folder)
+        with inductor_api.loading_from(folder, isa):
+            pieces = {key: _piece(entry, piece) for key, piece in contents.pieces.items()}
+        if made := _num_objects(folder) - before:
+            logger.info(
+                "%d kernels were compiled for this installation in %.1f s",
+                *(made, time.monotonic() - began),
+            )
+    finally:
+        # What was mapped stays; on CUDA kernels are read when they are first launched.
+        if contents.isa is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if missing := program_plan.piece_hashes() - pieces.keys():
+        raise Damaged(f"the plan names the piece {min(missing)}, which is not there")
+    return Program(program_plan, pieces)
+
+
+def _piece(entry: Entry, stored: StoredPiece) -> Piece:
+    by_range = {
+        TokenRange(first, last): _returning_tuple(inductor_api.load(entry.files[file]))
+        for first, last, file in stored.files
+    }
+    return by_tokens(by_range, stored.tokens)
+
+
+def _returning_tuple(function: Callable[..., Sequence[Any]]) -> Piece:
+    return lambda *args: tuple(function(*args))
+
+
+def _private_folder(beside: Path, entry: Entry) -> Path:
+    """A new folder with the entry's objects, beside it if possible: programs may be loaded from
+    there, which temporary folders do not always allow.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".load-", dir=beside))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="tokenspeed-"))
+    for name, data in entry.files.items():
+        if name.startswith(f"{OBJECTS}/"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return folder
+
+
+def _num_objects(folder: Path) -> int:
+    return sum(1 for _ in folder.rglob("*.so"))
