@@ -107,16 +107,21 @@ def through_slot(piece: fx.GraphModule, manager: PassManager) -> Slot:
             raise _Enough
 
         def uuid(self) -> str:
-            return manager.uuid()
+            return "of no compiled graph, so that no cache is hit"
 
     with pytest.raises(Exception, match="_Enough"):
-        compile_piece(piece, Visit())
+        _compile(piece, Visit())
     return slots[0]
 
 
-def compile_piece(piece: fx.GraphModule, graph_pass: CustomGraphPass) -> Callable[..., Any]:
+def compile_piece(piece: fx.GraphModule, manager: PassManager) -> Callable[..., Any]:
+    """Through all of Inductor; its caches would keep the passes from running."""
+    return _compile(piece, InductorPass(manager), force_disable_caches=True)
+
+
+def _compile(piece: fx.GraphModule, graph_pass: CustomGraphPass, **patches: Any) -> Any:
     examples = [torch_api.example_value(node) for node in placeholders(piece)]
-    patches = {"post_grad_custom_pre_pass": graph_pass, "force_disable_caches": True}
+    patches["post_grad_custom_pre_pass"] = graph_pass
     with warnings.catch_warnings():  # from inside Inductor
         warnings.filterwarnings("ignore", message=".*torch.jit.script_method.*")
         return standalone_compile(
@@ -128,10 +133,6 @@ def manager_for(dtype: torch.dtype, *, inline: bool = False, **options: Any) -> 
     """All passes over pieces; fused ops stay, or are inlined."""
     off = ["weight_layout"] if inline else ["weight_layout", "inline"]
     return pass_manager(Stage.PIECE, dtype=dtype, device="cpu", disabled=off, **options)
-
-
-def inductor_pass(manager: PassManager) -> CustomGraphPass:
-    return InductorPass(manager)
 
 
 def placeholders(graph_module: fx.GraphModule) -> list[fx.Node]:

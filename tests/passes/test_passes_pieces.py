@@ -8,7 +8,6 @@ from pass_graphs import (
     TOKENS,
     captured_forward,
     compile_piece,
-    inductor_pass,
     manager_for,
     pieces_of,
     placeholders,
@@ -68,7 +67,7 @@ def test_inductor_compiles_what_the_passes_left(inline: bool) -> None:
     """Once with fused ops inlined, once with them opaque: both as the piece itself."""
     piece = pieces_of(captured_forward("Qwen3ForCausalLM", torch.float32))[1]
     manager = manager_for(torch.float32, inline=inline, strict=True)
-    run = compile_piece(piece, inductor_pass(manager))
+    run = compile_piece(piece, manager)
     assert {**manager.counts, "noop": 0, "inline": 0} == {
         "add_rms_norm": 2,
         "silu_mul": 1,
