@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import uvloop
+from msgspec import UNSET
 from tqdm import tqdm
 
 from tokenspeed.config import Config
@@ -163,7 +164,7 @@ class _Run:
                 id=answer_id,
                 custom_id=error.custom_id,
                 error=BatchError(error.code, shorten(f"line {number}: {error.message}")),
-                line=number if error.custom_id is None else None,
+                line=number if error.custom_id is None else UNSET,
             )
         if request.custom_id in self._output.done:
             return None

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 STANDARD = "-"
 """The name of stdin and of stdout."""
@@ -38,7 +39,7 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str | None
     response: BatchResponse | None = None
     error: BatchError | None = None
-    line: int | None = None
+    line: int | UnsetType = UNSET
 
 
 class _Key(msgspec.Struct, frozen=True):
