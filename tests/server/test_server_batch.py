@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
+import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,11 @@ from typing import Any
 import pytest
 from server_fakes import ANSWER, CHAT, COMPLETIONS, FakeClient, make_state
 
+from tokenspeed.config import make_config
 from tokenspeed.engine.client import EngineDead
-from tokenspeed.server.batch import BatchCounts, run_batch
-from tokenspeed.server.batch_files import BatchFileError, BatchOutput
+from tokenspeed.server import batch as batch_module
+from tokenspeed.server.batch import BatchCounts, batch, run_batch
+from tokenspeed.server.batch_files import BatchFileError, BatchOutput, open_input
 
 
 def line(custom_id: Any, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
@@ -28,11 +33,14 @@ BAD: list[tuple[Any, str | None, int | str]] = [
     (line("streamed", stream=True), "streamed", 400),
     (line("too-long", prompt="x" * 999), "too-long", 400),
     (line("bad-url", "/v1/embeddings"), "bad-url", "invalid_url"),
-    (line("a"), "a", "duplicate_custom_id"),
+    (line("a"), None, "duplicate_custom_id"),
+    (line("bad-body") | {"body": "text"}, "bad-body", "invalid_line"),
+    (line("bad-body"), None, "duplicate_custom_id"),
     (line("get") | {"method": "GET"}, "get", "invalid_url"),
     (line(7), None, "invalid_line"),
     (line(""), None, "invalid_line"),
-    ({"custom_id": "no-url"}, None, "invalid_line"),
+    (line("x" * 513), None, "invalid_line"),
+    ({"custom_id": "no-url"}, "no-url", "invalid_line"),
     ("{broken", None, "invalid_line"),
     ("[" * 3000, None, "invalid_line"),
     ('"text"', None, "invalid_line"),
@@ -56,10 +64,15 @@ def read(path: Path) -> list[Any]:
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
+async def run(state: Any, source: str, out: str, concurrency: int | None = None) -> BatchCounts:
+    with open_input(source) as file, BatchOutput(out) as output:
+        return await run_batch(state, file, output, concurrency=concurrency)
+
+
 async def test_good_and_bad_lines(state: Any, tmp_path: Path) -> None:
     lines = [*GOOD, "", *(bad for bad, _, _ in BAD), line("last")]
     out = tmp_path / "out.jsonl"
-    counts = await run_batch(state, write(tmp_path / "in.jsonl", lines), str(out), concurrency=3)
+    counts = await run(state, write(tmp_path / "in.jsonl", lines), str(out), concurrency=3)
     assert counts == BatchCounts(completed=4, failed=len(BAD), skipped=0)
     answers = read(out)
     assert len(answers) == len(BAD) + 4
@@ -88,11 +101,11 @@ async def test_good_and_bad_lines(state: Any, tmp_path: Path) -> None:
 async def test_a_second_run_does_nothing(state: Any, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [*GOOD, *(bad for bad, _, _ in BAD)])
     out = tmp_path / "out.jsonl"
-    await run_batch(state, source, str(out))
+    await run(state, source, str(out))
     before = out.read_bytes()
     asked = len(state.client.requests)
-    counts = await run_batch(state, source, str(out))
-    assert counts == BatchCounts(skipped=len(GOOD) + len(BAD))
+    counts = await run(state, source, str(out))
+    assert counts == BatchCounts(skipped=len(GOOD) + len(BAD), failed_before=len(BAD))
     assert out.read_bytes() == before and len(state.client.requests) == asked
 
 
@@ -100,12 +113,36 @@ async def test_a_second_run_does_nothing(state: Any, tmp_path: Path) -> None:
 async def test_a_torn_last_line_is_done_again(state: Any, tmp_path: Path, cut: int) -> None:
     source = write(tmp_path / "in.jsonl", GOOD)
     out = tmp_path / "out.jsonl"
-    await run_batch(state, source, str(out), concurrency=1)
+    await run(state, source, str(out), concurrency=1)
     whole = out.read_bytes()
     out.write_bytes(whole[:-cut])
-    counts = await run_batch(state, source, str(out))
+    counts = await run(state, source, str(out))
     assert counts == BatchCounts(completed=1, skipped=2)
     assert sorted(entry["custom_id"] for entry in read(out)) == ["a", "b", "c"]
+
+
+async def test_a_duplicate_never_stands_for_the_first_line(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a0"), line("a0")])
+    out = tmp_path / "out.jsonl"
+    client = FakeClient()
+    client.gate.clear()
+    task = asyncio.create_task(run(make_state(client), source, str(out), concurrency=2))
+    while not out.exists() or not out.read_bytes():
+        assert not task.done()
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    counts = await run(make_state(FakeClient()), source, str(out))
+    assert counts == BatchCounts(completed=1, skipped=1, failed_before=1)
+    assert [entry["response"]["status_code"] for entry in read(out) if entry["custom_id"]] == [200]
+
+
+async def test_a_duplicate_written_under_the_id_is_no_answer(state: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [line("a0")])
+    error = {"code": "duplicate_custom_id", "message": "x"}
+    held = {"id": "1", "custom_id": "a0", "response": None, "error": error}
+    out = tmp_path / "out.jsonl"
+    assert await run(state, source, write(out, [held])) == BatchCounts(completed=1)
 
 
 async def test_a_dying_engine_blames_no_line(state: Any, tmp_path: Path) -> None:
@@ -113,12 +150,12 @@ async def test_a_dying_engine_blames_no_line(state: Any, tmp_path: Path) -> None
     source = write(tmp_path / "in.jsonl", [line(f"{i}") for i in range(20)])
     out = tmp_path / "out.jsonl"
     with pytest.raises(EngineDead):
-        await run_batch(state, source, str(out), concurrency=4)
+        await run(state, source, str(out), concurrency=4)
     assert not state.client.running
     assert all(entry["response"]["status_code"] == 200 for entry in read(out))
     done = len(read(out))
     client = FakeClient()
-    counts = await run_batch(make_state(client), source, str(out))
+    counts = await run(make_state(client), source, str(out))
     assert counts == BatchCounts(completed=20 - done, skipped=done) and 0 < done < 20
 
 
@@ -126,26 +163,26 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
     client = FakeClient()
     state = make_state(client, max_num_seqs=1, max_queued_requests=1)
     source = write(tmp_path / "in.jsonl", [line(f"{i}") for i in range(4)])
-    counts = await run_batch(state, source, str(tmp_path / "out.jsonl"), concurrency=4)
+    counts = await run(state, source, str(tmp_path / "out.jsonl"), concurrency=4)
     assert counts == BatchCounts(completed=4)
 
 
 async def test_unusable_files(state: Any, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", GOOD)
     with pytest.raises(BatchFileError, match="cannot read"):
-        await run_batch(state, str(tmp_path / "none.jsonl"), str(tmp_path / "out.jsonl"))
+        await run(state, str(tmp_path / "none.jsonl"), str(tmp_path / "out.jsonl"))
     with pytest.raises(BatchFileError, match="cannot write"):
-        await run_batch(state, source, str(tmp_path))
+        await run(state, source, str(tmp_path))
     foreign = tmp_path / "notes.txt"
     foreign.write_text("my notes\n")
     with pytest.raises(BatchFileError, match="something else"):
-        await run_batch(state, source, str(foreign))
+        await run(state, source, str(foreign))
     assert foreign.read_text() == "my notes\n"
     with pytest.raises(BatchFileError, match="something else"):
-        await run_batch(state, source, source)
+        await run(state, source, source)
     with BatchOutput(str(tmp_path / "held.jsonl")):
         with pytest.raises(BatchFileError, match="another run"):
-            await run_batch(state, source, str(tmp_path / "held.jsonl"))
+            await run(state, source, str(tmp_path / "held.jsonl"))
 
 
 async def test_a_full_disk_leaves_whole_lines(
@@ -162,8 +199,8 @@ async def test_a_full_disk_leaves_whole_lines(
     source = write(tmp_path / "in.jsonl", GOOD)
     out = tmp_path / "out.jsonl"
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        await run_batch(state, source, str(out), concurrency=1)
+    with pytest.raises(BatchFileError, match="No space"):
+        await run(state, source, str(out), concurrency=1)
     monkeypatch.undo()
     assert [entry["custom_id"] for entry in read(out)] == ["a"]
 
@@ -174,7 +211,84 @@ async def test_stdin_and_stdout(
     source = write(tmp_path / "in.jsonl", GOOD)
     with open(source) as file:
         monkeypatch.setattr("sys.stdin", file)
-        counts = await run_batch(state, "-", "-")
+        counts = await run(state, "-", "-")
     assert counts.completed == 3
     written = capfdbinary.readouterr().out.splitlines()
     assert sorted(json.loads(text)["custom_id"] for text in written) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "fifo"])
+async def test_outputs_that_are_no_files(state: Any, tmp_path: Path, path: str) -> None:
+    source = write(tmp_path / "in.jsonl", GOOD)
+    if path == "/dev/full":
+        with pytest.raises(BatchFileError, match="cannot write /dev/full: No space"):
+            await run(state, source, path)
+        assert not state.client.running
+    elif path == "/dev/null":
+        assert await run(state, source, path) == BatchCounts(completed=3)
+    else:
+        path = str(tmp_path / path)
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            assert await run(state, source, path) == BatchCounts(completed=3)
+            written = os.read(reader, 1 << 16).splitlines()
+        finally:
+            os.close(reader)
+        assert sorted(json.loads(text)["custom_id"] for text in written) == ["a", "b", "c"]
+        assert stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+async def test_a_pipe_without_a_reader_ends_the_run(state: Any, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", GOOD)
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open_input(source) as file, BatchOutput(path) as output:
+        os.close(reader)
+        with pytest.raises(BatchFileError, match="cannot write .*fifo: Broken pipe"):
+            await run_batch(state, file, output)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, state: Any) -> list[Any]:
+    """What `batch` starts instead of an engine: one list entry for each start."""
+    started: list[Any] = []
+
+    def make(config: Any) -> FakeClient:
+        started.append(config)
+        return FakeClient()
+
+    monkeypatch.setattr(batch_module, "EngineClient", make)
+    monkeypatch.setattr(batch_module, "load_text_side", lambda _: state.text)
+    return started
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+def test_files_are_opened_before_the_engine_starts(
+    engine: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    source = write(tmp_path / "in.jsonl", GOOD)
+    missing = str(tmp_path / "none" / "x.jsonl")
+    out = str(tmp_path / "out.jsonl")
+    paths = (missing, out) if which == "input" else (source, missing)
+    with caplog.at_level(logging.ERROR, "tokenspeed"):
+        assert batch(make_config({}), *paths) == 1
+    assert not engine and not os.path.exists(out)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cannot {'read' if which == 'input' else 'write'} {missing}: No such file or directory"
+    ]
+
+
+def test_exit_codes(engine: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config({"served_model_name": ("m",)})
+    good, out = write(tmp_path / "good.jsonl", GOOD), str(tmp_path / "out.jsonl")
+    assert [batch(config, good, out) for _ in range(2)] == [0, 0]
+    bad = write(tmp_path / "bad.jsonl", [*GOOD, line("bad", temperature=9)])
+    assert [batch(config, bad, out) for _ in range(2)] == [1, 1]
+    with caplog.at_level(logging.ERROR, "tokenspeed"):
+        assert batch(config, good, "/dev/full") == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot write /dev/full: No space left on device"
+    ]
+    assert len(engine) == 5

@@ -83,13 +83,13 @@ async def connected(server: Running) -> AsyncIterator[Streams]:
 
 
 @contextlib.asynccontextmanager
-async def streaming(server: Running) -> AsyncIterator[Streams]:
+async def streaming(server: Running, max_tokens: int = 200) -> AsyncIterator[Streams]:
     """A raw connection on which a stream has begun."""
     async with connected(server) as (reader, writer):
-        body = json.dumps(BODY | {"stream": True}).encode()
+        body = json.dumps(BODY | {"stream": True, "max_tokens": max_tokens}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+        await asyncio.wait_for(reader.readuntil(b"data: "), 15)
         yield reader, writer
 
 
@@ -288,11 +288,11 @@ async def test_refusals_overtake_no_body(path: str, size: int) -> None:
 
 async def test_many_streams_at_once() -> None:
     client = FakeClient()
-    client.pause_s = 0.01
+    client.pause_s = 0.05
     async with running(client, max_num_seqs=256) as server:
         await server.until("ready")
         async with contextlib.AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(streaming(server)) for _ in range(100)]
+            streams = [await stack.enter_async_context(streaming(server, 40)) for _ in range(100)]
             assert len(client.requests) == 100
             for reader, _ in streams:
                 await asyncio.wait_for(reader.readuntil(b"[DONE]"), 30)
