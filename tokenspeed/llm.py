@@ -144,6 +144,8 @@ class LLM:
         """Answer one conversation or several. With `continue_final_message` the last message is
         continued instead (and `add_generation_prompt` must be false).
         """
+        if not _is_list(messages):
+            raise TypeError(f"messages are a list of dicts, not {type(messages).__name__}")
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations = cast(list[list[Message]], [messages] if is_one else messages)
         texts = [
@@ -181,6 +183,10 @@ class LLM:
         if given is None:
             given = self.default_sampling_params()
         params = [given] * count if isinstance(given, SamplingParams) else list(given)
+        if not all(isinstance(each, SamplingParams) for each in params):
+            raise TypeError(
+                "sampling_params is a SamplingParams, or a list with one for each prompt"
+            )
         if len(params) != count:
             raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts")
         if self._text.tokenizer is None and any(each.stop for each in params):
@@ -315,13 +321,27 @@ def _log_progress(phase: str, detail: str) -> None:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list; TypeError for what is neither a text nor token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    if len(prompts) and all(isinstance(each, Integral) for each in prompts):
+    if not _is_list(prompts):
+        raise TypeError(f"prompts are texts or lists of token ids, not {type(prompts).__name__}")
+    if len(prompts) and all(_is_token(each) for each in prompts):
         return [cast(Sequence[int], prompts)]
+    for each in prompts:
+        if not isinstance(each, str) and not _is_token_list(each):
+            raise TypeError(f"a prompt is a text or a list of token ids, not {each!r:.60}")
     return list(cast(Sequence[Prompt], prompts))
 
 
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    """Plain integers, also from numpy's; TypeError for anything else."""
-    return [operator.index(token) for token in prompt]
+def _is_list(value: object) -> bool:
+    """A list or tuple, or an array: not what iterates over keys, bytes or in no order."""
+    return isinstance(value, list | tuple) or hasattr(value, "__array__")
+
+
+def _is_token_list(value: Any) -> bool:
+    return _is_list(value) and all(map(_is_token, value))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -71,45 +71,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("n", 1, MAX_SAMPLES),
-            ("max_tokens", 0, MAX_TOKENS),
-            ("min_tokens", 0, MAX_TOKENS),
-            ("temperature", 0.0, 2.0),
-            ("top_k", -1, MAX_TOP_K),
-            ("min_p", 0.0, 1.0),
-            ("presence_penalty", -2.0, 2.0),
-            ("frequency_penalty", -2.0, 2.0),
-            ("seed", 0, MAX_SEED),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} must be from {low} to {high}, got {value}", name)
-        for name, high in (("top_p", 1.0), ("repetition_penalty", 100.0)):
-            value = getattr(self, name)
-            if not 0.0 < value <= high:
-                raise InvalidRequest(
-                    f"{name} must be above 0 and at most {high}, got {value}", name
-                )
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for field_info in msgspec.structs.fields(SamplingParams):
+            name = field_info.name
+            try:
+                value = msgspec.convert(getattr(self, name), field_info.type)
+            except msgspec.ValidationError as error:
+                raise InvalidRequest(f"{name}: {error}", name) from None
+            msgspec.structs.force_setattr(self, name, value)
+            if name in _BOUNDS and value is not None:
+                _check_bounds(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
                 "min_tokens",
             )
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        for name, most in _MOST_ENTRIES.items():
+            if len(getattr(self, name)) > most:
+                raise InvalidRequest(f"{name} takes at most {most} entries", name)
         if any(not 0 < len(text) <= MAX_STOP_CHARS for text in self.stop):
             raise InvalidRequest(f"each stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
-        if len(self.stop_token_ids) > MAX_STOP_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids takes at most {MAX_STOP_IDS} ids", "stop_token_ids"
-            )
-        if len(self.logit_bias) > MAX_BIAS_ENTRIES:
-            raise InvalidRequest(
-                f"logit_bias takes at most {MAX_BIAS_ENTRIES} entries", "logit_bias"
-            )
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(
@@ -129,6 +111,38 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_SAMPLES),
+    "max_tokens": (0, MAX_TOKENS),
+    "min_tokens": (0, MAX_TOKENS),
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, MAX_TOP_K),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 100.0),
+    "seed": (0, MAX_SEED),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_ABOVE_LOW = frozenset({"top_p", "repetition_penalty"})
+"""Their lower bound itself is not allowed."""
+
+_MOST_ENTRIES = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_IDS,
+    "logit_bias": MAX_BIAS_ENTRIES,
+}
+
+
+def _check_bounds(name: str, value: float) -> None:
+    low, high = _BOUNDS[name]
+    if not low <= value <= high or (name in _ABOVE_LOW and value == low):
+        bounds = f"above {low:g} and at most" if name in _ABOVE_LOW else f"from {low} to"
+        raise InvalidRequest(f"{name} must be {bounds} {high:g}, got {value!s:.40}", name)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,8 +82,13 @@ def test_invalid_requests_are_refused_before_anything_runs(tiny: LLM) -> None:
     ]:
         with pytest.raises(InvalidRequest, match=message):
             tiny.generate(prompts, params)
-    with pytest.raises(TypeError, match="float"):
-        tiny.generate([[5.0]], GREEDY)
+    for prompts in ([[5.0]], {"prompt": "Hi"}, b"ab", {5, 6}, [True], [[5], {"prompt": "Hi"}], 5):
+        with pytest.raises(TypeError, match="token ids"):
+            tiny.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="sampling_params is a SamplingParams"):
+        tiny.generate([[5]], {"temperature": 0})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="list of dicts"):
+        tiny.chat({"role": "user", "content": "hi"})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no chat template"):
         tiny.chat([{"role": "user", "content": "hi"}])
     assert tiny.engine.stats.steps == steps and not tiny.engine.has_work

@@ -58,9 +58,7 @@ async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
     assert outcome.error is None
     open_request = client.generate(request("b", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(open_request)
-    began = time.monotonic()
     await closed_without_trace(client)
-    assert time.monotonic() - began < 2.0
     with pytest.raises(EngineDead, match="closed"):
         await anext(open_request)
         await anext(open_request)

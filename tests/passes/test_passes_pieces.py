@@ -62,6 +62,7 @@ def test_on_a_cpu_fused_ops_are_counted_and_inlined(dtype: torch.dtype) -> None:
         slot.assert_equal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inline", [True, False])
 def test_inductor_compiles_what_the_passes_left(inline: bool) -> None:
     """Once with fused ops inlined, once with them opaque: both as the piece itself."""

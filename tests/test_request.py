@@ -1,0 +1,50 @@
+"""SamplingParams refuses what it cannot mean, from Python as from the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenspeed.request import InvalidRequest, SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (NAN, INF, -0.1, 2.1, None, "1", True)),
+        *(("top_p", value) for value in (NAN, 0, -1, 1.1, None)),
+        *(("min_p", value) for value in (NAN, -0.1, 1.1)),
+        *(("top_k", value) for value in (-2, 1.5, None, 10**9)),
+        *(("repetition_penalty", value) for value in (NAN, 0, -1, 1e6, None)),
+        *(("presence_penalty", value) for value in (NAN, -2.1, 2.1)),
+        *(("frequency_penalty", value) for value in (NAN, -2.1, 2.1)),
+        *(("n", value) for value in (0, -1, 10**9, "2", 1.5, True)),
+        *(("max_tokens", value) for value in (-1, 10**18, 2.5)),
+        *(("min_tokens", value) for value in (-1, 2.5, None)),
+        *(("seed", value) for value in (-1, 2**64, 1.5)),
+        *(("logprobs", value) for value in (-1, 21, 1.5)),
+        *(("prompt_logprobs", value) for value in (-1, 21, 2.5)),
+        *(("logit_bias", value) for value in ({"5": 1}, {5: NAN}, {5: 101}, {5: None}, [5])),
+        *(("stop", value) for value in (5, [""], ["x" * 2000], ["x"] * 100, [5])),
+        *(("stop_token_ids", value) for value in (5, [1.5], ["1"])),
+        *(("ignore_eos", value) for value in ("no", 1, None)),
+    ],
+)
+def test_a_bad_value_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert len(str(caught.value)) < 200
+
+
+def test_one_stop_string_is_one() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+
+
+def test_min_tokens_above_max_tokens() -> None:
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        SamplingParams(max_tokens=3, min_tokens=4)
