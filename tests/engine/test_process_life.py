@@ -102,7 +102,7 @@ async def test_closing_a_start(tiny_model: str) -> None:
     await client.start()
     began = time.monotonic()
     await closed_without_trace(client)
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 30.0
 
 
 async def test_an_engine_that_hangs_is_killed(
@@ -144,7 +144,7 @@ def test_no_orphan_stays_when_the_parent_is_killed(tiny_model: str) -> None:
         process_id, folder = parent.stdout.readline().split()
         assert is_alive(int(process_id))
         parent.kill()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 30.0
     while is_alive(int(process_id)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_alive(int(process_id))
