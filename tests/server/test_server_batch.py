@@ -246,7 +246,7 @@ async def test_a_pipe_without_a_reader_ends_the_run(state: Any, tmp_path: Path) 
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with open_input(source) as file, BatchOutput(path) as output:
         os.close(reader)
-        with pytest.raises(BatchFileError, match="cannot write .*fifo: Broken pipe"):
+        with pytest.raises(BatchFileError, match=f"cannot write {path}: Broken pipe"):
             await run_batch(state, file, output)
 
 
@@ -288,7 +288,6 @@ def test_exit_codes(engine: list[Any], tmp_path: Path, caplog: pytest.LogCapture
     assert [batch(config, bad, out) for _ in range(2)] == [1, 1]
     with caplog.at_level(logging.ERROR, "tokenspeed"):
         assert batch(config, good, "/dev/full") == 1
-    assert [record.getMessage() for record in caplog.records] == [
-        "cannot write /dev/full: No space left on device"
-    ]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["cannot write /dev/full: No space left on device"]
     assert len(engine) == 5

@@ -11,7 +11,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import uvloop
@@ -23,11 +23,13 @@ from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
 from tokenspeed.server.api import APIS, Api
 from tokenspeed.server.batch_files import (
+    DUPLICATE,
     BatchError,
     BatchFileError,
     BatchLine,
     BatchOutput,
     BatchResponse,
+    open_input,
     read_lines,
 )
 from tokenspeed.server.errors import APIError, as_api_error, shorten, unsupported
@@ -40,8 +42,13 @@ MAX_CUSTOM_ID_CHARS = 512
 BUSY_WAIT_S = 0.2
 
 
-class BatchRequest(msgspec.Struct):
-    custom_id: str
+class _Named(msgspec.Struct):
+    """What is read of a line first, so that whatever else is wrong is told under its name."""
+
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CUSTOM_ID_CHARS)]
+
+
+class BatchRequest(_Named):
     url: str
     body: dict[str, object]
     method: str = "POST"
@@ -49,9 +56,12 @@ class BatchRequest(msgspec.Struct):
 
 @dataclass
 class BatchCounts:
+    """Lines of the input. Of the `skipped`, answered by an earlier run, `failed_before` failed."""
+
     completed: int = 0
     failed: int = 0
     skipped: int = 0
+    failed_before: int = 0
 
 
 class _BadLine(ValueError):
@@ -63,28 +73,34 @@ class _BadLine(ValueError):
 
 
 def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | None = None) -> int:
-    """Start an engine, run the file through it, end it. Exit code 1 if any line failed.
+    """Start an engine, run the file through it, end it. Exit code 1 if any line failed, also in an
+    earlier run.
 
     `concurrency` is how many lines are in work at once (default: twice --max-num-seqs). "-" stands
     for stdin and stdout.
     """
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            counts = runner.run(_batch(config, in_path, out_path, concurrency))
+        with (
+            open_input(in_path) as source,
+            BatchOutput(out_path) as output,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            counts = runner.run(_batch(config, source, output, concurrency))
     except (BatchFileError, EngineDead, ModelError, OSError) as error:
         logger.error("%s", error)
         return 1
     logger.info(
-        "batch: %d answered, %d failed, %d done before",
+        "batch: %d answered, %d failed, %d done before (%d of them failed)",
         counts.completed,
         counts.failed,
         counts.skipped,
+        counts.failed_before,
     )
-    return 1 if counts.failed else 0
+    return 1 if counts.failed or counts.failed_before else 0
 
 
 async def _batch(
-    config: Config, in_path: str, out_path: str, concurrency: int | None
+    config: Config, source: BinaryIO, output: BatchOutput, concurrency: int | None
 ) -> BatchCounts:
     client = EngineClient(config)
     state = ServerState(config, client)
@@ -92,20 +108,20 @@ async def _batch(
         await client.start()
         state.text = await asyncio.to_thread(load_text_side, config.model)
         await client.wait_ready()
-        return await run_batch(state, in_path, out_path, concurrency=concurrency)
+        return await run_batch(state, source, output, concurrency=concurrency)
     finally:
         await client.close()
 
 
 async def run_batch(
-    state: ServerState, in_path: str, out_path: str, *, concurrency: int | None = None
+    state: ServerState, source: BinaryIO, output: BatchOutput, *, concurrency: int | None = None
 ) -> BatchCounts:
     """Run a file through a ready engine. Raises BatchFileError, OSError or EngineDead, after which
-    the same call goes on where this one stopped.
+    a run of the same files goes on where this one stopped.
     """
     limit = concurrency or 2 * state.config.scheduler.max_num_seqs
-    lines = read_lines(in_path, state.config.server.max_request_bytes)
-    with BatchOutput(out_path) as output, tqdm(desc="requests", unit="", disable=None) as bar:
+    lines = read_lines(source, state.config.server.max_request_bytes)
+    with tqdm(desc="requests", unit="", disable=None) as bar:
         run = _Run(state, lines, output, bar)
         # Each worker takes the next line when it has written its last answer.
         workers = [asyncio.create_task(run.work()) for _ in range(limit)]
@@ -137,14 +153,12 @@ class _Run:
         while (numbered := await self._next()) is not None:
             number, line = numbered
             answer = await self._answer(number, line)
-            if answer is None:
-                self.counts.skipped += 1
-            else:
+            if answer is not None:
                 self._output.append(answer)
-                if answer.response is not None and answer.response.status_code == 200:
-                    self.counts.completed += 1
-                else:
+                if answer.failed:
                     self.counts.failed += 1
+                else:
+                    self.counts.completed += 1
             self._bar.update()
 
     async def _next(self) -> tuple[int, bytes | None] | None:
@@ -155,10 +169,9 @@ class _Run:
         """The line's answer; None if the output has it already."""
         answer_id = f"batch_req_{uuid.uuid4().hex}"
         try:
-            request = self._request(number, line)
+            request = self._request(line)
         except _BadLine as error:
-            key = number if error.custom_id is None else error.custom_id
-            if key in self._output.done:
+            if self._skip(number if error.custom_id is None else error.custom_id):
                 return None
             return BatchLine(
                 id=answer_id,
@@ -166,33 +179,44 @@ class _Run:
                 error=BatchError(error.code, shorten(f"line {number}: {error.message}")),
                 line=number if error.custom_id is None else UNSET,
             )
-        if request.custom_id in self._output.done:
+        if self._skip(request.custom_id):
             return None
         status, body = await _respond(self._state, APIS[request.url], request.body)
         response = BatchResponse(status, f"req_{uuid.uuid4().hex}", msgspec.Raw(body))
         return BatchLine(id=answer_id, custom_id=request.custom_id, response=response)
 
-    def _request(self, number: int, line: bytes | None) -> BatchRequest:
+    def _skip(self, key: str | int) -> bool:
+        """Whether the output has the line's answer already; counts it if so."""
+        failed = self._output.done.get(key)
+        if failed is None:
+            return False
+        self.counts.skipped += 1
+        self.counts.failed_before += failed
+        return True
+
+    def _request(self, line: bytes | None) -> BatchRequest:
         """Raises _BadLine."""
         if line is None:
             raise _BadLine("line_too_long", "the line is too long (--max-request-bytes)")
+        custom_id = None
         try:
             value = parse_json(line)
+            custom_id = msgspec.convert(value, _Named).custom_id
+            self._claim(custom_id)
             request = msgspec.convert(value, BatchRequest)
         except (APIError, msgspec.ValidationError, RecursionError) as error:
-            raise _BadLine("invalid_line", f"no batch request: {error}") from None
-        custom_id = request.custom_id
-        if not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-            raise _BadLine("invalid_line", f"custom_id has 1 to {MAX_CUSTOM_ID_CHARS} characters")
-        if custom_id in self._seen:
-            raise _BadLine(
-                "duplicate_custom_id", "the custom_id stood on an earlier line", custom_id
-            )
-        self._seen.add(custom_id)
+            raise _BadLine("invalid_line", f"no batch request: {error}", custom_id) from None
         if request.method != "POST" or request.url not in APIS:
             known = " or ".join(APIS)
             raise _BadLine("invalid_url", f"only POST to {known} can be answered", custom_id)
         return request
+
+    def _claim(self, custom_id: str) -> None:
+        """Raises _BadLine without the custom_id, whose answer is that of the line that owns it."""
+        if custom_id in self._seen:
+            shown = shorten(custom_id, 100)
+            raise _BadLine(DUPLICATE, f"custom_id {shown!r} stood on an earlier line")
+        self._seen.add(custom_id)
 
 
 async def _respond(state: ServerState, api: Api[Any], body: dict[str, object]) -> tuple[int, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from types import TracebackType
@@ -15,6 +16,9 @@ from msgspec import UNSET, UnsetType
 
 STANDARD = "-"
 """The name of stdin and of stdout."""
+
+DUPLICATE = "duplicate_custom_id"
+"""The error of a line whose custom_id belongs to an earlier line."""
 
 
 class BatchFileError(ValueError):
@@ -33,7 +37,7 @@ class BatchResponse(msgspec.Struct, frozen=True):
 
 
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of output. `line` is the number of an input line that has no usable custom_id."""
+    """A line of output. `line` is the number of an input line that has no custom_id of its own."""
 
     id: str
     custom_id: str | None
@@ -41,30 +45,37 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     error: BatchError | None = None
     line: int | UnsetType = UNSET
 
+    @property
+    def key(self) -> str | int | None:
+        """The custom_id or line number that this line answers; None if it cannot be told.
 
-class _Key(msgspec.Struct, frozen=True):
-    """What a line of output is known by. Input lines have no `id`, so they are not taken for it."""
+        The custom_id of a duplicate is never its key: the line that owns it may have no answer yet.
+        """
+        is_duplicate = self.error is not None and self.error.code == DUPLICATE
+        if self.custom_id is not None and not is_duplicate:
+            return self.custom_id
+        return None if self.line is UNSET else self.line
 
-    id: str
-    custom_id: str | None
-    line: int | None = None
+    @property
+    def failed(self) -> bool:
+        return self.response is None or self.response.status_code != 200
 
 
-def read_lines(path: str, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines (from 1) that are not blank; None for one longer than `max_bytes`."""
-    with _open_input(path) as file:
-        number = 0
-        while line := file.readline(max_bytes + 1):
-            number += 1
-            if len(line) > max_bytes and not line.endswith(b"\n"):
-                while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
-                    pass
-                yield number, None
-            elif line.strip():
-                yield number, line
+    number = 0
+    while line := file.readline(max_bytes + 1):
+        number += 1
+        if len(line) > max_bytes and not line.endswith(b"\n"):
+            while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                pass
+            yield number, None
+        elif line.strip():
+            yield number, line
 
 
-def _open_input(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+def open_input(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
+    """Raises BatchFileError."""
     if path == STANDARD:
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
@@ -74,29 +85,36 @@ def _open_input(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 
 class BatchOutput:
-    """The output file, held by one run at a time. `done` are the ids (or line numbers) in it.
+    """The output, held by one run at a time. `done` has the keys in it: whether each one failed.
 
     A torn last line, which a run that was killed may leave, is dropped. A line that cannot be
-    written whole (a full disk) is taken back before the error is raised.
+    written whole (a full disk) is taken back before the error is raised. Stdout, pipes and devices
+    are only written to: there is nothing to take up, and nothing to take back.
     """
 
     def __init__(self, path: str) -> None:
-        self.done: set[str | int] = set()
-        self._is_file = path != STANDARD
-        if not self._is_file:
+        """Raises BatchFileError."""
+        self.done: dict[str | int, bool] = {}
+        self._path = path
+        self._is_file = False
+        if path == STANDARD:
             sys.stdout.flush()
             self._fd = os.dup(sys.stdout.fileno())
             return
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            # A pipe opened for reading too would never tell that its reader is gone.
+            access = os.O_WRONLY if _is_stream(path) else os.O_RDWR
+            self._fd = os.open(path, access | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise BatchFileError(f"cannot write {path}: {error.strerror or error}") from None
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            raise BatchFileError(f"{path} is being written by another run; wait for it") from None
-        self._resume(path)
+            raise self._write_error(error) from None
+        self._is_file = stat.S_ISREG(os.fstat(self._fd).st_mode)
+        if self._is_file:
+            try:
+                self._lock()
+                self._resume()
+            except BaseException:
+                os.close(self._fd)
+                raise
 
     def __enter__(self) -> BatchOutput:
         return self
@@ -110,31 +128,52 @@ class BatchOutput:
         os.close(self._fd)
 
     def append(self, line: BatchLine) -> None:
+        """Raises BatchFileError."""
         data = msgspec.json.encode(line) + b"\n"
         size = os.fstat(self._fd).st_size
         try:
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
-        except OSError:
+        except OSError as error:
             if self._is_file:
                 os.ftruncate(self._fd, size)
-            raise
+            raise self._write_error(error) from None
 
-    def _resume(self, path: str) -> None:
+    def _write_error(self, error: OSError) -> BatchFileError:
+        name = "standard output" if self._path == STANDARD else self._path
+        return BatchFileError(f"cannot write {name}: {error.strerror or error}")
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BatchFileError(
+                f"{self._path} is being written by another run; wait for it"
+            ) from None
+
+    def _resume(self) -> None:
         whole = 0
-        with open(path, "rb") as file:
+        with open(self._path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
                 try:
-                    key = msgspec.json.decode(line, type=_Key)
+                    # Requests have no `id`, so an input file is not taken for an output.
+                    answer = msgspec.json.decode(line, type=BatchLine)
                 except (msgspec.MsgspecError, RecursionError):
                     raise BatchFileError(
-                        f"{path} holds something else than batch answers; name another output"
+                        f"{self._path} holds something else than batch answers; name another output"
                     ) from None
-                found = key.line if key.custom_id is None else key.custom_id
-                if found is not None:
-                    self.done.add(found)
+                if answer.key is not None:
+                    self.done[answer.key] = answer.failed
         os.ftruncate(self._fd, whole)
+
+
+def _is_stream(path: str) -> bool:
+    """Whether the path leads to something that exists and is no regular file."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
