@@ -292,7 +292,8 @@ async def test_many_streams_at_once() -> None:
     async with running(client, max_num_seqs=256) as server:
         await server.until("ready")
         async with contextlib.AsyncExitStack() as stack:
-            streams = [await stack.enter_async_context(streaming(server, 40)) for _ in range(100)]
+            opening = (stack.enter_async_context(streaming(server, 40)) for _ in range(100))
+            streams = await asyncio.gather(*opening)
             assert len(client.requests) == 100
             for reader, _ in streams:
                 await asyncio.wait_for(reader.readuntil(b"[DONE]"), 30)
