@@ -110,8 +110,19 @@ class SchedulerConfig(Settings):
 class CompileConfig(Settings):
     """How far the model is compiled."""
 
-    level: int = option(
-        0, "optimisation level: 0 runs the captured pieces eagerly", choices=(0,), aliases=("-O",)
+    level: int | None = option(
+        None,
+        "optimisation level: 0 runs the captured pieces eagerly, 1 compiles them into the cache "
+        "(default: 1; on a CPU 1 if the cache has them, else 0)",
+        choices=(0, 1),
+        aliases=("-O",),
+    )
+    cache_dir: str | None = option(
+        None, "where compiled pieces are kept (default: tokenspeed in the user's cache folder)"
+    )
+    disable_pass: tuple[str, ...] = option((), "pass(es) to leave out, by name")
+    strict_passes: bool = option(
+        False, "fail where a pass fails or matches less than it should, instead of going on"
     )
     attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
 

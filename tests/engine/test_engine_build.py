@@ -13,8 +13,9 @@ from engine_tiny import tiny_config, tiny_engine
 from tokenspeed import log
 from tokenspeed.config import CacheConfig
 from tokenspeed.engine import memory
-from tokenspeed.engine.build import build_engine, resolve_device, resolve_dtype
+from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.memory import available_ram, count_pages
+from tokenspeed.engine.model import resolve_device, resolve_dtype
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
 

@@ -12,7 +12,7 @@ from tokenspeed.cli.scan import Takes
 _ONE, _MANY = Takes.ONE, Takes.MANY
 _ONE_DEVICE = "one device is used now; 1 is accepted"
 _NO_SPECULATION = "no speculative decoding yet; leave it out"
-_NO_GRAPHS = "level -O0 records no CUDA graphs"
+_NO_GRAPHS = "no CUDA graphs are recorded yet"
 _NO_PARSERS = "output is not parsed yet; leave it out, the text arrives whole in `content`"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
 _NO_LORA = "no adapters yet; merge the adapter into the weights"
@@ -128,17 +128,17 @@ TABLE: Table = {
     ),
     "Kernels, graphs and compilation": (
         same("--enforce-eager", "-O0"),
-        only("--optimization-level", "0", "level 0 is the only one now; -O0"),
+        same("--optimization-level", "-O", takes=_ONE),
+        same("--enable-torch-compile", "-O1"),
         always("--disable-cuda-graph --disable-prefill-graph", _NO_GRAPHS),
         either("--disable-cuda-graph-padding --enable-cudagraph-gc", _NO_GRAPHS),
         granted("--max-cudagraph-capture-size --cuda-graph-max-bs", _NO_GRAPHS),
         granted("--prefill-graph-max-tokens", _NO_GRAPHS),
         granted("--cudagraph-capture-sizes --cuda-graph-bs", _NO_GRAPHS, takes=_MANY),
         granted("--prefill-graph-capture-sizes", _NO_GRAPHS, takes=_MANY),
-        granted("--compilation-config -cc", "level -O0 compiles nothing; the plan is run eagerly"),
-        never("--enable-torch-compile", "level -O0 compiles nothing; leave it out"),
-        always("--disable-autotune", "level -O0 tunes nothing"),
-        either("--disable-pdl --enable-nvtx", "level -O0 launches no kernels of its own"),
+        granted("--compilation-config -cc", "levels decide: -O0 runs eagerly, -O1 compiles"),
+        always("--disable-autotune", "nothing is tuned at a start"),
+        either("--disable-pdl --enable-nvtx", "kernels are launched plainly, one after another"),
         always("--disable-tf32", "float32 is computed in float32"),
         granted("--sampling-backend", "one sampler, with all parameters, on the device"),
         granted(
@@ -199,7 +199,7 @@ TABLE: Table = {
         never("--headless", "the engine and its HTTP face start together; leave it out"),
         granted("--gateway-startup-timeout", "the HTTP face answers at once; /ready says when"),
         either("--skip-server-warmup --disable-fastapi-docs", "nothing of the kind to skip"),
-        granted("--warmups", "level -O0 has nothing to warm"),
+        granted("--warmups", "all is compiled before the server is ready"),
         granted("--watchdog-timeout", "a dead engine is noticed at once and ends the server"),
         refused("--weight-version --weight-cache-mode", "weights are loaded once a start"),
         same("--disable-log-requests", "--no-enable-log-requests"),

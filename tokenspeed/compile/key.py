@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -58,14 +58,13 @@ Facts = dict[str, Any]
 class Target:
     """What is to be compiled, and for what. `config` is the dataclass that `model` is made from."""
 
-    model: type[Any]
+    model: Callable[..., Any]
     config: Any
     dtype: torch.dtype
     device: torch.device
     ranges: Sequence[TokenRange]
     fuses_prologue: bool = False
     """Whether the attention backend in use does RoPE and head norms itself."""
-    weight_layout: str = "plain"
     disabled_passes: Sequence[str] = ()
     strict_passes: bool = False
 
@@ -80,7 +79,6 @@ def facts_of(target: Target) -> Facts:
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,
             "fuses_prologue": target.fuses_prologue,
-            "weight_layout": target.weight_layout,
             "strict_passes": target.strict_passes,
             "passes": {range_name(each): _pass_facts(target, each) for each in target.ranges},
         },
@@ -127,7 +125,7 @@ def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
     }
 
 
-def _sources(model: type[Any]) -> Iterator[tuple[str, Path]]:
+def _sources(model: Callable[..., Any]) -> Iterator[tuple[str, Path]]:
     """The model's file, those of its package that it is made of, and whole packages."""
     for package in PACKAGES:
         for path in (_ROOT / package).glob("*.py"):

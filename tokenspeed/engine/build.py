@@ -1,26 +1,21 @@
 """From settings to a running engine: source, family, program, weights, cache, scheduler, worker.
 
 The one place where all rooms meet. Each phase is a span, a progress report and a line of the log.
-Capture and loading take turns: in one process they would only wait for each other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import nn
 
-from tokenspeed.compile.pipeline import plan_model
-from tokenspeed.compile.plan import Program
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
+from tokenspeed.engine.model import ServedModel, resolve_served
+from tokenspeed.engine.program import Progress, obtain_program
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
@@ -30,38 +25,10 @@ from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, cache_groups
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger, span
-from tokenspeed.models import family_of
-from tokenspeed.models.family import DecoderConfig, Family
-from tokenspeed.options import ConfigError
-from tokenspeed.text.errors import ModelError
-from tokenspeed.text.source import ModelSource, eos_token_ids, resolve_model
+from tokenspeed.text.source import eos_token_ids
 
-Progress = Callable[[str, str], None]
-"""Told the phase, and a line for people."""
-
-DTYPES = {
-    "half": torch.float16,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float": torch.float32,
-    "float32": torch.float32,
-}
 _PROGRESS_S = 0.2
 _MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Model:
-    """What is served, all of it settled."""
-
-    source: ModelSource
-    family: Family
-    config: DecoderConfig
-    device: torch.device
-    dtype: torch.dtype
-
-    def make(self) -> nn.Module:
-        return self.family.model(self.config)
 
 
 def build_engine(config: Config, progress: Progress) -> Engine:
@@ -70,72 +37,30 @@ def build_engine(config: Config, progress: Progress) -> Engine:
     with span("scheduler.init"):
         with span("model.config"):
             progress("config", config.model.model)
-            model = _resolve(config)
-        program = _plan(model, progress)
-        module = _load(model, config, progress)
-        with span("kv.build"):
-            progress("kv", "")
-            groups = cache_groups(model.family.cache_specs(model.config))
-            pool = _build_pool(model, groups, config)
+            model = resolve_served(config)
+            _log_model(model)
+        with obtain_program(model, config) as pending:
+            module = _load(model, config, progress)
+            with span("kv.build"):
+                progress("kv", "")
+                groups = cache_groups(model.family.cache_specs(model.config))
+                pool = _build_pool(model, groups, config)
+            obtained = pending.result(progress)
         with span("executor.init"):
-            executable = Executable(program, module)
-            return _join(model, config, executable, groups, pool, began)
+            executable = Executable(obtained.program, module)
+            return _join(model, config, executable, groups, pool, obtained.level, began)
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device that a setting means."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu")
-    return torch.device(name)
-
-
-def resolve_dtype(name: str, device: torch.device, hf_config: dict[str, Any]) -> torch.dtype:
-    """The dtype that a setting means; "auto" is float32 on a CPU, else the checkpoint's."""
-    if name == "auto":
-        stored = hf_config.get("torch_dtype")
-        name = "float32" if device.type == "cpu" else str(stored or "bfloat16")
-    if name not in DTYPES:
-        raise ModelError(f"the checkpoint's dtype {name!r} is not supported; set --dtype")
-    return DTYPES[name]
-
-
-def _resolve(config: Config) -> _Model:
-    wanted = config.model
-    source = resolve_model(
-        wanted.model,
-        revision=wanted.revision,
-        download_dir=wanted.download_dir,
-        need_weights=wanted.load_format != "dummy",
-    )
-    family = family_of(source.config)
-    device = resolve_device(wanted.device)
-    model = _Model(
-        source=source,
-        family=family,
-        config=family.config.from_dict(source.config, wanted.max_model_len),
-        device=device,
-        dtype=resolve_dtype(wanted.dtype, device, source.config),
-    )
+def _log_model(model: ServedModel) -> None:
     numbers = model.config
     logger.info(
         "model %s: %s, %d layers, %d tokens of context; %s, %s",
-        *(source.name, family.model.__name__, numbers.num_layers, numbers.max_model_len),
-        *(device, _name(model.dtype)),
+        *(model.source.name, model.family.model.__name__),
+        *(numbers.num_layers, numbers.max_model_len, model.device, model.dtype_name),
     )
-    return model
 
 
-def _plan(model: _Model, progress: Progress) -> Program:
-    progress("compile", "capture")
-    began = time.monotonic()
-    program = plan_model(model.make, dtype=model.dtype, device=model.device)
-    logger.info("program: %d pieces in %.1f s", len(program.pieces), time.monotonic() - began)
-    return program
-
-
-def _load(model: _Model, config: Config, progress: Progress) -> nn.Module:
+def _load(model: ServedModel, config: Config, progress: Progress) -> nn.Module:
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -160,7 +85,7 @@ def _load(model: _Model, config: Config, progress: Progress) -> nn.Module:
     return module
 
 
-def _build_pool(model: _Model, groups: list[CacheGroup], config: Config) -> PagePool:
+def _build_pool(model: ServedModel, groups: list[CacheGroup], config: Config) -> PagePool:
     began = time.monotonic()
     block_size = config.cache.block_size
     page_bytes = bytes_per_page(groups, block_size, model.dtype)
@@ -181,11 +106,12 @@ def _build_pool(model: _Model, groups: list[CacheGroup], config: Config) -> Page
 
 
 def _join(
-    model: _Model,
+    model: ServedModel,
     config: Config,
     executable: Executable,
     groups: list[CacheGroup],
     pool: PagePool,
+    level: str,
     began: float,
 ) -> Engine:
     num_pages, block_size = pool.num_pages, pool.block_size
@@ -210,14 +136,10 @@ def _join(
         num_pages=num_pages,
         block_size=block_size,
         seconds=seconds,
-        summary=f"{model.source.name} on {model.device} in {_name(model.dtype)}, "
-        f"level {config.compile.level}, KV cache of {num_pages * block_size} tokens",
+        summary=f"{model.source.name} on {model.device} in {model.dtype_name}, "
+        f"{level}, KV cache of {num_pages * block_size} tokens",
     )
     logger.info("engine ready in %.1f s", seconds)
     serial = limits.disable_overlap_schedule
     overlap = model.device.type != "cpu" if serial is None else not serial
     return Engine(scheduler, worker, ready=ready, eos_ids=eos_ids, overlap=overlap)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

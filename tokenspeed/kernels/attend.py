@@ -92,12 +92,15 @@ def run_attend(
     sin: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """The op's body: hand the tokens to the backend of the step that is running."""
+    """The op's body: hand the tokens to the backend of the step that is running. Compiled pieces
+    rely on a contiguous result, as the fake promises it.
+    """
     state = current_state()
     if cos is None or sin is None:
-        return state.attend(q, k, v, layer, sinks)
+        return state.attend(q, k, v, layer, sinks).contiguous()
     prologue = Prologue(q_weight, k_weight, cos, sin, eps)
-    return cast(FusesPrologue, state).attend_fused(q, k, v, layer, sinks, prologue)
+    fused = cast(FusesPrologue, state).attend_fused(q, k, v, layer, sinks, prologue)
+    return fused.contiguous()
 
 
 def _fake(

@@ -1,0 +1,111 @@
+"""The compiler's process: `python -m tokenspeed.engine.compile_process`, started by a
+`CompileChild`. See `compile_job` for what goes in and out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import torch
+
+from tokenspeed.compile import receipt
+from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.entry import RECEIPT, Contents
+from tokenspeed.compile.key import digest_of, facts_of
+from tokenspeed.compile.store import compile_model
+from tokenspeed.engine.compile_job import (
+    Compiled,
+    CompileFailed,
+    CompileJob,
+    Compiling,
+    FromCompiler,
+)
+from tokenspeed.engine.model import ServedModel, resolve_served
+from tokenspeed.engine.program import target_of
+from tokenspeed.log import logger, setup_logging
+
+
+class _Compiler:
+    """Does one job. Messages go to `out`."""
+
+    def __init__(self, job: CompileJob, out: BinaryIO) -> None:
+        self._job = job
+        self._out = out
+        self._build: Path | None = None
+
+    def run(self) -> None:
+        began = time.monotonic()
+        config = self._job.config
+        torch.set_num_threads(self._job.num_threads)
+        model = resolve_served(config, need_weights=False)
+        facts = facts_of(target_of(model, config))
+        if digest_of(facts) != self._job.digest:
+            raise RuntimeError("the compiler's process sees other facts than the engine's")
+        entry = CompileCache(Path(self._job.root)).store(
+            facts,
+            model.source.name,
+            lambda folder: self._fill(model, folder),
+            waiting=lambda: self._report("another process compiles this model: waiting for it"),
+        )
+        self._send(Compiled(time.monotonic() - began, _summary(entry.files[RECEIPT])))
+
+    def tidy(self) -> None:
+        """Remove what is half made; the process is about to end."""
+        if self._build is not None:
+            shutil.rmtree(self._build, ignore_errors=True)
+
+    def fail(self, message: str) -> None:
+        self._send(CompileFailed(message))
+
+    def _fill(self, model: ServedModel, folder: Path) -> Contents:
+        self._build = folder
+        return compile_model(model.make, target_of(model, self._job.config), folder, self._report)
+
+    def _report(self, detail: str) -> None:
+        self._send(Compiling(detail))
+
+    def _send(self, message: FromCompiler) -> None:
+        self._out.write(msgspec.json.encode(message) + b"\n")
+        self._out.flush()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whoever prints does not garble messages
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
+    setup_logging(job.config.server.log_level)
+    compiler = _Compiler(job, out)
+    threading.Thread(target=_end_with_parent, args=(compiler,), daemon=True).start()
+    try:
+        compiler.run()
+    except Exception as error:
+        logger.debug("compiling failed", exc_info=True)
+        compiler.fail(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+        return 1
+    return 0
+
+
+def _summary(data: bytes) -> str:
+    totals = receipt.decode(data).totals()
+    return ", ".join(f"{name} {count}" for name, count in totals.items()) or "no pass matched"
+
+
+def _end_with_parent(compiler: _Compiler) -> None:
+    """The parent holds the other end of our stdin: when it is gone, however it went, so are we."""
+    while os.read(0, 4096):
+        pass
+    compiler.tidy()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Where a model's program comes from: eager pieces, the compile cache, or a compiler process.
+
+    level 0                 planned here, run eagerly
+    level 1, a cache hit    loaded by a thread, while the weights are
+    level 1, a miss         compiled by a process, while the weights are loaded; then loaded
+    no level                level 1; but on a CPU a miss runs eagerly, and the log names -O1
+
+Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tokenspeed.compile.cache import CompileCache, Miss, cache_root
+from tokenspeed.compile.entry import Damaged, Entry
+from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
+from tokenspeed.compile.plan import Program
+from tokenspeed.compile.ranges import token_ranges
+from tokenspeed.config import Config
+from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+from tokenspeed.engine.model import ServedModel
+from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
+from tokenspeed.passes import PASS_NAMES
+
+Progress = Callable[[str, str], None]
+"""Told the phase, and a line for people."""
+
+# Named, not imported: the one imports Dynamo, the other Inductor, seconds each, and a start needs
+# one of them at most, beside other work.
+_PIPELINE, _WARM = "tokenspeed.compile.pipeline", "tokenspeed.compile.warm"
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A program, and its level in words ("level 1 (compile cache hit)")."""
+
+    program: Program
+    level: str
+
+
+def target_of(model: ServedModel, config: Config) -> Target:
+    """What the compiler has to know. Raises ConfigError for an unknown pass."""
+    settings, device = config.compile, model.device.type
+    for name in settings.disable_pass:
+        if name not in PASS_NAMES:
+            known = ", ".join(sorted(PASS_NAMES))
+            raise ConfigError(f"--disable-pass {name}: there is no such pass (known: {known})")
+    return Target(
+        model=model.family.model,
+        config=model.config,
+        dtype=model.dtype,
+        device=model.device,
+        ranges=token_ranges(device, config.scheduler.max_num_seqs),
+        disabled_passes=tuple(sorted(set(settings.disable_pass))),
+        strict_passes=settings.strict_passes,
+    )
+
+
+def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
+    """Begin with what can be done beside loading weights; `result` ends it."""
+    if config.compile.level == 0:
+        return PendingProgram(model, None)
+    return PendingProgram(model, _Compiled(model, config))
+
+
+class PendingProgram:
+    """A program on its way. Leave it as a context manager: no process stays behind."""
+
+    def __init__(self, model: ServedModel, compiled: _Compiled | None) -> None:
+        self._model = model
+        self._compiled = compiled
+
+    def result(self, progress: Progress) -> Obtained:
+        """The program, eager if there is no other."""
+        progress("compile", "")
+        if self._compiled and (obtained := self._compiled.result(progress)):
+            logger.info("program: %d pieces, %s", len(obtained.program.pieces), obtained.level)
+            return obtained
+        began = time.monotonic()
+        program: Program = importlib.import_module(_PIPELINE).plan_model(
+            self._model.make, dtype=self._model.dtype, device=self._model.device
+        )
+        seconds = time.monotonic() - began
+        logger.info("program: %d pieces, level 0, in %.1f s", len(program.pieces), seconds)
+        return Obtained(program, "level 0")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._compiled:
+            self._compiled.close()
+
+
+class _Compiled:
+    """Level 1: an entry that is being loaded, or a child that is making one, or neither."""
+
+    def __init__(self, model: ServedModel, config: Config) -> None:
+        self._config = config
+        self._is_asked_for = config.compile.level == 1 or model.device.type != "cpu"
+        self._facts: Facts = facts_of(target_of(model, config))
+        self._cache = CompileCache(cache_root(config.compile.cache_dir))
+        self._loader = ThreadPoolExecutor(1, "load-program")
+        self._loading: Future[Program] | None = None
+        self._entry: Entry | None = None
+        self._child: CompileChild | None = None
+        self._temporary: Path | None = None
+        found = self._cache.find(self._facts)
+        if isinstance(found, Entry):
+            self._entry = found
+            self._loading = self._loader.submit(_load, found)
+        elif self._is_asked_for:
+            logger.info("compile cache miss: %s", found.reason)
+            self._child = self._start_child()
+        else:
+            logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
+
+    def result(self, progress: Progress) -> Obtained | None:
+        """The program; None if there is none to be had, which has been logged."""
+        if self._entry is not None and self._loading is not None:
+            try:
+                return Obtained(self._loading.result(), "level 1 (compile cache hit)")
+            except Damaged as error:
+                self._cache.set_aside(self._entry.folder, str(error))
+            if self._is_asked_for:
+                self._child = self._start_child()
+        return self._from_child(progress) if self._child else None
+
+    def close(self) -> None:
+        self._loader.shutdown(wait=False)
+        if self._child:
+            self._child.close()
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _start_child(self) -> CompileChild | None:
+        if reason := self._cache.why_unwritable():
+            logger.warning(
+                "compiled pieces are kept for this start only, the cache cannot be written: %s",
+                reason,
+            )
+            self._temporary = Path(tempfile.mkdtemp(prefix="tokenspeed-cache-"))
+            self._cache = CompileCache(self._temporary)
+        job = CompileJob(
+            config=self._config,
+            root=str(self._cache.root),
+            digest=digest_of(self._facts),
+            num_threads=torch.get_num_threads(),
+        )
+        try:
+            return CompileChild(job)
+        except OSError as error:
+            _give_up(f"its process cannot be started: {error}")
+            return None
+
+    def _from_child(self, progress: Progress) -> Obtained | None:
+        assert self._child is not None
+        done = self._child.wait(lambda detail: progress("compile", detail))
+        if isinstance(done, CompileFailed):
+            _give_up(done.message)
+            return None
+        found = self._cache.find(self._facts)
+        if isinstance(found, Miss):
+            _give_up(found.reason)
+            return None
+        logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
+        try:
+            return Obtained(_load(found), f"level 1 (compiled in {done.seconds:.1f} s)")
+        except Damaged as error:
+            self._cache.set_aside(found.folder, str(error))
+            _give_up(str(error))
+            return None
+
+
+def _load(entry: Entry) -> Program:
+    program: Program = importlib.import_module(_WARM).load_program(entry)
+    return program
+
+
+def _give_up(reason: str) -> None:
+    """Say why there is no program."""
+    logger.warning("pieces run eagerly (-O0): compiling failed: %s", reason)
