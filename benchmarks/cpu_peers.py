@@ -31,6 +31,7 @@ import torch
 import transformers
 
 from tokenspeed import LLM, SamplingParams, __version__
+from tokenspeed.loader.gguf import GgufFile
 from tokenspeed.text.source import resolve_model
 
 STEPS = 32
@@ -57,12 +58,15 @@ def tokenspeed_engine() -> Generate:
 
 
 def transformers_engine() -> Generate:
-    gguf = resolve_model("smollm2").path
+    source = resolve_model("smollm2")
     transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    ).eval()
+    config = transformers.LlamaConfig(**source.config)
+    model = transformers.LlamaForCausalLM(config).to(torch.float32).eval()
+    weights = GgufFile(source.path)  # transformers itself reads GGUF only with one more package
+    state = {name: weights.read(name) for name in weights.shapes}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
+    model.tie_weights()
     model.generation_config.eos_token_id = None
 
     def generate(ids: list[list[int]], count: int) -> list[list[int]]:
