@@ -22,7 +22,7 @@ CACHE_DIR = "TOKENSPEED_CACHE_DIR"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test finds compiled pieces that it did not ask for. To test with some, name their cache."""
+    """No test finds compiled pieces that it did not ask for; to test some, name their cache."""
     if CACHE_DIR not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="tokenspeed-tests-")
         os.environ[CACHE_DIR] = folder.name
