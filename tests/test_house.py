@@ -64,11 +64,7 @@ def test_versions_and_requirements_agree() -> None:
     assert f"TORCH := {torch}\n" in makefile
 
 
-ALIKE = {"attention_backend"}
-"""Options whose allowed values all mean the same by now, so that nothing has to read them."""
-
-
-@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - ALIKE))
+@pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_no_option_is_ignored(name: str) -> None:
     """Somewhere behind the command line, every option is read."""
     package = ROOT / "tokenspeed"

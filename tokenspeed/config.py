@@ -89,9 +89,10 @@ class SchedulerConfig(Settings):
     """What one step may hold."""
 
     max_num_seqs: int = option(64, "requests running at once", low=1, high=4096)
-    chunked_prefill_size: int = option(
-        2048,
-        "token budget of a step",
+    chunked_prefill_size: int | None = option(
+        None,
+        "token budget of a step: a longer prompt is computed in chunks, between which others get "
+        "their tokens (default: 512 on a CPU, else 8192)",
         aliases=("--max-num-batched-tokens",),
         low=1,
         high=1 << 20,

@@ -71,8 +71,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        stop: object = self.stop  # a caller in Python may give one string
+        if isinstance(stop, str):
+            msgspec.structs.force_setattr(self, "stop", (stop,))
         for field_info in msgspec.structs.fields(SamplingParams):
             name = field_info.name
             try:

@@ -31,6 +31,12 @@ _PROGRESS_S = 0.2
 _MIB = 1 << 20
 
 
+ATTENTION_BACKENDS = {"torch": TorchAttention}
+
+TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
+"""Tokens a step: about the most that keeps others waiting for a second or less."""
+
+
 def build_engine(config: Config, progress: Progress) -> Engine:
     """Build everything; ModelError or ConfigError (one line) for what the user can put right."""
     began = time.monotonic()
@@ -123,11 +129,12 @@ def _join(
     scheduler = Scheduler(
         KVManager(groups, num_pages, block_size, config.cache.enable_prefix_caching),
         max_num_seqs=limits.max_num_seqs,
-        token_budget=limits.chunked_prefill_size,
+        token_budget=limits.chunked_prefill_size or TOKEN_BUDGETS[model.device.type],
         max_model_len=max_model_len,
     )
     slots = Slots(limits.max_num_seqs, max_model_len, len(groups), block_size, model.device)
-    attention = TorchAttention(groups, pool)
+    backend = config.compile.attention_backend
+    attention = ATTENTION_BACKENDS["torch" if backend == "auto" else backend](groups, pool)
     worker = Worker(executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids)
     seconds = time.monotonic() - began
     ready = Ready(
