@@ -47,9 +47,12 @@ Fill = Callable[[Path], Contents]
 
 @dataclass(frozen=True)
 class Miss:
-    """Why there is no entry, in one line."""
+    """Why there is no entry, in one line. `is_barred`: nor can there be one, until somebody has put
+    something right.
+    """
 
     reason: str
+    is_barred: bool = False
 
 
 def cache_root(setting: str | None) -> Path:
@@ -75,7 +78,7 @@ class CompileCache:
             try:
                 return self._find(facts)
             except OSError as error:
-                return Miss(f"the cache cannot be used: {_why(error)}")
+                return Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
 
     def why_unwritable(self) -> str | None:
         """Why nothing can be stored here, or None."""
@@ -100,18 +103,16 @@ class CompileCache:
             if isinstance(found, Entry):
                 return found
             self._sweep(digest if is_alone else None)
+            place = self._folder / f"{_slug(name)}-{digest}"
             build = Path(tempfile.mkdtemp(prefix=f".build-{digest}-", dir=self._folder))
             try:
                 contents = fill(build)
                 with span("compile.cache_store"):
                     finish_entry(build, facts, contents)
-                    self._publish(build, self._folder / f"{_slug(name)}-{digest}")
+                    self._publish(build, place)
             finally:
                 shutil.rmtree(build, ignore_errors=True)
-            found = self._find(facts)
-        if isinstance(found, Miss):
-            raise Damaged(f"the new entry cannot be used: {found.reason}")
-        return found
+        return read_entry(place)
 
     def set_aside(self, folder: Path, reason: str) -> None:
         """Move a bad entry out of the way; it is kept for a day, for whoever wants to know."""

@@ -97,8 +97,12 @@ def digest_of(facts: Facts) -> str:
 def differences(here: Facts, there: Facts) -> list[str]:
     """The facts in which two sets differ, a line each."""
     ours, theirs = dict(_flat(here)), dict(_flat(there))
-    names = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
-    return [f"{name} {ours.get(name)!r:.60} (there {theirs.get(name)!r:.60})" for name in names]
+    lines = []
+    for name in sorted(ours | theirs):
+        mine, other = (repr(facts[name]) if name in facts else "absent" for facts in (ours, theirs))
+        if mine != other:
+            lines.append(f"{name} {mine:.60} (there {other:.60})")
+    return lines
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

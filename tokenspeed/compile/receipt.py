@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import resource
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +29,13 @@ class PassReceipt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Receipt(msgspec.Struct):
     """`pieces` by hash and token range; `graph` are the passes over each captured function;
-    `seconds` of wall time by phase.
+    `seconds` and `cpu_seconds` (with those of compilers that were run) by phase.
     """
 
     graph: list[list[PassReceipt]] = []
     pieces: dict[str, dict[str, list[PassReceipt]]] = {}
     seconds: dict[str, float] = {}
+    cpu_seconds: dict[str, float] = {}
 
     def totals(self) -> dict[str, int]:
         """Matches by pass over all pieces and ranges."""
@@ -41,8 +45,19 @@ class Receipt(msgspec.Struct):
             totals[report.name] += report.matched
         return {name: count for name, count in totals.items() if count}
 
-    def spend(self, phase: str, seconds: float) -> None:
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+    @contextlib.contextmanager
+    def spend(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        before = (time.monotonic(), _cpu_seconds())
+        yield
+        after = (time.monotonic(), _cpu_seconds())
+        for times, begin, end in zip((self.seconds, self.cpu_seconds), before, after, strict=True):
+            times[phase] = times.get(phase, 0.0) + end - begin
+
+
+def _cpu_seconds() -> float:
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def receipts_of(reports: Sequence[Report]) -> list[PassReceipt]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,14 +40,13 @@ class _Compiler:
 
     def run(self, make: Callable[[], nn.Module]) -> Contents:
         self._report("capture")
-        began = time.monotonic()
-        planned = plan_graphs(
-            make,
-            dtype=self._target.dtype,
-            device=self._target.device,
-            graph_pass=self._graph_passes(),
-        )
-        self._receipt.spend("capture", time.monotonic() - began)
+        with self._receipt.spend("capture"):
+            planned = plan_graphs(
+                make,
+                dtype=self._target.dtype,
+                device=self._target.device,
+                graph_pass=self._graph_passes(),
+            )
         work = self._folder / ".work"
         (self._folder / "pieces").mkdir()
         with inductor_api.compiling_in(work):
@@ -70,9 +68,8 @@ class _Compiler:
             name = range_name(token_range)
             self._report(f"piece {which}" + ("" if name == "all" else f", {name} tokens"))
             manager = self._manager(Stage.PIECE, token_range)
-            began = time.monotonic()
-            data = lower(piece, self._target.device.type, token_range, manager)
-            self._receipt.spend("inductor", time.monotonic() - began)
+            with self._receipt.spend("inductor"):
+                data = lower(piece, self._target.device.type, token_range, manager)
             self._receipt.pieces.setdefault(key, {})[name] = receipt.receipts_of(manager.reports)
             file = f"pieces/{key}-{name}.bin"
             (self._folder / file).write_bytes(data)

@@ -31,7 +31,7 @@ def read_own_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise Untrusted(f"{path} is not a file")
+            raise OSError(f"{path} is not a file")
         _check(path, facts)
         if facts.st_size > limit:
             raise Untrusted(f"{path} has {facts.st_size} bytes, more than it may")

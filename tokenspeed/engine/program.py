@@ -129,7 +129,7 @@ class _Compiled:
             self._loading = self._loader.submit(_load, found)
         elif self._is_asked_for:
             logger.info("compile cache miss: %s", found.reason)
-            self._child = self._start_child()
+            self._child = self._start_child(found.reason if found.is_barred else None)
         else:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
 
@@ -151,12 +151,10 @@ class _Compiled:
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _start_child(self) -> CompileChild | None:
-        if reason := self._cache.why_unwritable():
-            logger.warning(
-                "compiled pieces are kept for this start only, the cache cannot be written: %s",
-                reason,
-            )
+    def _start_child(self, barred: str | None = None) -> CompileChild | None:
+        """Compile into the cache; where that is `barred`, into a folder for this start only."""
+        if reason := barred or self._cache.why_unwritable():
+            logger.warning("what is compiled is kept for this start only: %s", reason)
             self._temporary = Path(tempfile.mkdtemp(prefix="tokenspeed-cache-"))
             self._cache = CompileCache(self._temporary)
         job = CompileJob(

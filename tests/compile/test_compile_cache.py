@@ -1,0 +1,372 @@
+"""The cache's folders: whole entries or none, whoever writes, breaks, holds or owns them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenspeed.compile import cache as cache_module
+from tokenspeed.compile import entry as entry_module
+from tokenspeed.compile.cache import CompileCache, Miss, cache_root
+from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
+from tokenspeed.compile.key import digest_of
+
+FACTS = {"format": 1, "compile": {"dtype": "float32"}, "versions": {"torch": "2.13"}}
+OTHER = {"format": 1, "compile": {"dtype": "bfloat16"}, "versions": {"torch": "2.13"}}
+PIECE = "pieces/abc-all.bin"
+
+
+def fill(folder: Path) -> Contents:
+    """The files of an entry, none of them real."""
+    (folder / "pieces").mkdir()
+    (folder / "inductor" / "xy").mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    (folder / PIECE).write_bytes(b"piece" * 100)
+    (folder / "inductor" / "xy" / "z.so").write_bytes(b"object")
+    return Contents({"abc": StoredPiece([(0, None, PIECE)], None)}, None)
+
+
+def never(folder: Path) -> Contents:
+    raise AssertionError("the entry is there")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompileCache:
+    return CompileCache(tmp_path / "root")
+
+
+@pytest.fixture
+def stored(cache: CompileCache) -> Entry:
+    return cache.store(FACTS, "/home/a/My Model-1.5B.gguf", fill)
+
+
+def found(cache: CompileCache, facts: dict[str, object] = FACTS) -> Entry:
+    entry = cache.find(facts)
+    assert isinstance(entry, Entry), entry
+    return entry
+
+
+def missed(cache: CompileCache, facts: dict[str, object] = FACTS) -> str:
+    miss = cache.find(facts)
+    assert isinstance(miss, Miss)
+    assert "\n" not in miss.reason
+    return miss.reason
+
+
+def test_an_empty_cache_is_a_miss_and_stays_empty(cache: CompileCache) -> None:
+    assert "no entry in" in missed(cache)
+    assert not cache.root.exists()
+
+
+def test_what_is_stored_is_found(cache: CompileCache, stored: Entry) -> None:
+    assert stored.folder.name == f"my-model-1.5b-{digest_of(FACTS)}"
+    entry = found(cache)
+    assert entry == stored == cache.store(FACTS, "another name", never)
+    assert entry.manifest.facts == FACTS
+    assert entry.files == {
+        "plan.json": b"{}",
+        PIECE: b"piece" * 100,
+        "inductor/xy/z.so": b"object",
+    }
+    manifest = json.loads((entry.folder / "manifest.json").read_text())
+    assert manifest["facts"] == FACTS and manifest["files"].keys() == entry.files.keys()
+    assert (entry.folder / "READY").stat().st_mtime_ns >= max(
+        path.stat().st_mtime_ns for path in entry.folder.rglob("*") if path.is_file()
+    )
+
+
+def test_nobody_else_may_read_or_write(stored: Entry) -> None:
+    for path in (stored.folder, *stored.folder.rglob("*"), stored.folder.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_nothing_half_made_is_left(cache: CompileCache, stored: Entry) -> None:
+    with pytest.raises(ZeroDivisionError):
+        cache.store(OTHER, "x", lambda folder: fill(folder) and 1 // 0)
+    names = {path.name for path in stored.folder.parent.iterdir()}
+    locks = {f".{digest_of(facts)}.lock" for facts in (FACTS, OTHER)}
+    assert names == {stored.folder.name, *locks}
+
+
+def test_a_miss_names_what_differs(cache: CompileCache, stored: Entry) -> None:
+    assert missed(cache, OTHER) == (
+        f"the nearest entry, {stored.folder.name}, differs: "
+        "compile.dtype 'bfloat16' (there 'float32')"
+    )
+    many = {"format": 1, **{f"f{i}": i for i in range(20)}}
+    assert missed(cache, many).endswith("; and 18 more")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a byte is another": lambda e: (e / PIECE).write_bytes(b"piecE" + b"piece" * 99),
+    "cut short": lambda e: os.truncate(e / PIECE, 7),
+    "empty": lambda e: os.truncate(e / "inductor/xy/z.so", 0),
+    "longer": lambda e: (e / "plan.json").write_text("{} "),
+    "a file is gone": lambda e: (e / PIECE).unlink(),
+    "never finished": lambda e: (e / "READY").unlink(),
+    "READY of another": lambda e: (e / "READY").write_text("0" * 64),
+    "no manifest": lambda e: (e / "manifest.json").unlink(),
+    "manifest cut short": lambda e: os.truncate(e / "manifest.json", 99),
+    "a folder for a file": lambda e: ((e / PIECE).unlink(), (e / PIECE).mkdir()),
+    "a link for a file": lambda e: ((e / PIECE).rename(e / "x"), (e / PIECE).symlink_to(e / "x")),
+    "a pipe for a file": lambda e: ((e / PIECE).unlink(), os.mkfifo(e / PIECE)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_set_aside_and_made_again(
+    cache: CompileCache, stored: Entry, damage: str
+) -> None:
+    DAMAGES[damage](stored.folder)
+    missed(cache)
+    (aside,) = stored.folder.parent.glob(".aside-*")
+    assert stored.folder.name in aside.name
+    assert cache.store(FACTS, "/home/a/My Model-1.5B.gguf", fill).files == stored.files
+    found(cache)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Change the manifest, with a READY that belongs to it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    data = (folder / "manifest.json").read_bytes()
+    (folder / "READY").write_text(entry_module._digest(data))
+
+
+LIES: dict[str, Callable[[dict[str, object]], object]] = {
+    "other facts": lambda m: m["facts"].update(format=2),  # type: ignore[union-attr]
+    "other format": lambda m: m.update(format=99),
+    "no list": lambda m: m.update(files=7),
+    "a path out of it": lambda m: m["files"].update({"../../x": "0"}),  # type: ignore[union-attr]
+    "an absolute path": lambda m: m["files"].update({"/etc/passwd": "0"}),  # type: ignore[union-attr]
+    "a piece unnamed": lambda m: m["files"].pop(PIECE),  # type: ignore[union-attr]
+    "no plan": lambda m: m["files"].pop("plan.json"),  # type: ignore[union-attr]
+    "too many files": lambda m: m.update(files={f"f{i}": "0" for i in range(5000)}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_not_believed(cache: CompileCache, stored: Entry, lie: str) -> None:
+    rewrite(stored.folder, LIES[lie])
+    missed(cache)
+    assert not stored.folder.exists()
+
+
+@pytest.mark.parametrize("place", ["", "READY", "manifest.json", PIECE, "inductor", ".."])
+def test_what_others_may_write_is_not_read(cache: CompileCache, stored: Entry, place: str) -> None:
+    path = stored.folder / place
+    path.chmod(path.stat().st_mode | stat.S_IWGRP)
+    assert "others may write" in missed(cache)
+    with pytest.raises(OSError, match="others may write"):
+        cache.store(FACTS, "x", never)
+    path.chmod(path.stat().st_mode & ~stat.S_IWGRP)
+    found(cache)
+
+
+def test_what_belongs_to_another_is_not_read(
+    cache: CompileCache, stored: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert f"belongs to user {mine}, not to {mine + 1}" in missed(cache)
+    assert "belongs to user" in (cache.why_unwritable() or "")
+
+
+def test_a_link_to_a_cache_is_none(cache: CompileCache, stored: Entry, tmp_path: Path) -> None:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "v1").symlink_to(stored.folder.parent)
+    assert "is not a folder" in missed(CompileCache(tmp_path / "fake"))
+
+
+def test_a_root_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = CompileCache(tmp_path / "file" / "root")
+    missed(cache)
+    assert "Not a directory" in (cache.why_unwritable() or "")
+    assert CompileCache(tmp_path / "new").why_unwritable() is None
+
+
+def test_a_read_only_cache_serves(
+    cache: CompileCache, stored: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("mkdir", "rename", "replace", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
+    assert found(cache).files == stored.files
+    assert "Read-only" in (cache.why_unwritable() or "")
+    assert not stored.write_tuning(b"{}")
+    os.truncate(stored.folder / PIECE, 3)
+    missed(cache)
+
+
+def test_a_tuning_table_is_kept_beside_the_manifest(cache: CompileCache, stored: Entry) -> None:
+    assert stored.read_tuning() is None
+    assert stored.write_tuning(b"[1]") and stored.write_tuning(b"[2]")
+    assert found(cache).read_tuning() == b"[2]"
+    assert {path.name for path in stored.folder.iterdir()} >= {"tuning.json", "READY"}
+    assert not list(stored.folder.glob(".tuning-*"))
+    (stored.folder / "tuning.json").chmod(0o666)
+    assert stored.read_tuning() is None
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import test_compile_cache as t
+from tokenspeed.compile.cache import CompileCache
+def fill(folder):
+    print("filling", flush=True)
+    time.sleep(float(sys.argv[2]))
+    return t.fill(folder)
+waits = []
+CompileCache(Path(sys.argv[1])).store(t.FACTS, "m", fill, lambda: waits.append(1))
+print("waited" if waits else "did not wait")
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Path, float], subprocess.Popen[str]]]:
+    """Start processes that store the same entry, taking their time."""
+    processes = []
+
+    def run(root: Path, seconds: float) -> subprocess.Popen[str]:
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SLOW, str(root), str(seconds)],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parent,
+            )
+        )
+        return processes[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_of_two_that_start_together_one_compiles(
+    tmp_path: Path, start: Callable[[Path, float], subprocess.Popen[str]]
+) -> None:
+    both = [start(tmp_path, 1.0) for _ in range(2)]
+    said = sorted(process.communicate(timeout=60)[0] for process in both)
+    assert said == ["filling\ndid not wait\n", "waited\n"]
+    found(CompileCache(tmp_path))
+
+
+def test_who_was_killed_does_not_block_the_next(
+    tmp_path: Path, start: Callable[[Path, float], subprocess.Popen[str]]
+) -> None:
+    first = start(tmp_path, 60.0)
+    assert first.stdout and first.stdout.readline() == "filling\n"
+    assert list((tmp_path / "v1").glob(".build-*"))
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    CompileCache(tmp_path).store(FACTS, "m", fill)
+    assert not list((tmp_path / "v1").glob(".build-*"))
+
+
+def test_without_locks_the_first_that_is_done_wins(
+    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(cache_module.fcntl, "flock", no_locks)
+    inner = []
+
+    def fill_late(folder: Path) -> Contents:
+        inner.append(cache.store(FACTS, "m", fill))
+        return fill(folder)
+
+    assert cache.store(FACTS, "m", fill_late) == inner[0]
+    assert len(list((cache.root / "v1").glob("[!.]*"))) == 1
+
+
+def test_one_who_holds_the_lock_for_ever_is_not_waited_for(
+    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MAX_WAIT_S", 0.3)
+    monkeypatch.setattr(cache_module, "_POLL_S", 0.05)
+    waits: list[int] = []
+
+    def fill_meanwhile(folder: Path) -> Contents:
+        cache.store(FACTS, "m", fill, lambda: waits.append(1))
+        return fill(folder)
+
+    cache.store(FACTS, "m", fill_meanwhile)
+    assert waits
+
+
+def test_an_entry_that_cannot_be_read_back_is_an_error(cache: CompileCache) -> None:
+    def fill_wrongly(folder: Path) -> Contents:
+        fill(folder)
+        return Contents({"abc": StoredPiece([(0, None, "pieces/no.bin")], None)}, None)
+
+    with pytest.raises(Damaged, match="the manifest lacks"):
+        cache.store(FACTS, "m", fill_wrongly)
+
+
+def test_old_leftovers_are_swept(cache: CompileCache, stored: Entry) -> None:
+    old = time.time() - 2 * cache_module._STALE_S
+    for name in (".aside-x-1", ".load-abc", ".build-0123-x"):
+        (stored.folder.parent / name).mkdir()
+        os.utime(stored.folder.parent / name, (old, old))
+    (stored.folder.parent / ".aside-young").mkdir()
+    cache.store(OTHER, "m", fill)
+    hidden = {path.name for path in stored.folder.parent.glob(".*") if path.is_dir()}
+    assert hidden == {".aside-young"}
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("smollm2", "smollm2"),
+        ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
+        ("/a/b/", "b"),
+        ("../..", "model"),
+        ("", "model"),
+        ("ü" * 99, "model"),
+        ("x" * 99, "x" * 40),
+    ],
+)
+def test_a_slug_is_a_plain_file_name(name: str, slug: str) -> None:
+    assert cache_module._slug(name) == slug
+
+
+def test_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.delenv("TOKENSPEED_CACHE_DIR", raising=False)
+    assert cache_root(None) == Path("/h/.cache/tokenspeed")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_root(None) == Path("/x/tokenspeed")
+    monkeypatch.setenv("TOKENSPEED_CACHE_DIR", "~/c")
+    assert cache_root(None) == Path("/h/c")
+    assert cache_root("/given") == Path("/given")
+
+
+def test_an_entry_is_finished_by_READY(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    write = entry_module.write_file
+    monkeypatch.setattr(
+        entry_module,
+        "write_file",
+        lambda path, data: (written.append(path.name), write(path, data)),
+    )
+    contents = fill(tmp_path)
+    finish_entry(tmp_path, FACTS, contents)
+    assert written == ["manifest.json", "READY"]
