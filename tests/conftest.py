@@ -43,6 +43,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def tiny_cache(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compile cache with the tiny model in it (float32, CPU). Tests that change it copy it first.
+
+    Of several test processes one compiles, half a minute; the others wait for it.
+    """
+    from engine_tiny import tiny_engine
+
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compile-cache"
+    ready = tiny_engine(tiny_model, level=1, cache_dir=str(root)).ready
+    assert "level 1 (compile" in ready.summary, ready.summary
+    return root
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Iterator[LLM]:
     """The bundled model in float32, as a user gets it."""
     _require_bundled()

@@ -48,7 +48,7 @@ class _Compiler:
         model = resolve_served(config, need_weights=False)
         facts = facts_of(target_of(model, config))
         if digest_of(facts) != self._job.digest:
-            raise RuntimeError("the compiler's process sees other facts than the engine's")
+            raise RuntimeError("its process sees other facts than the engine's")
         entry = CompileCache(Path(self._job.root)).store(
             facts,
             model.source.name,
