@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,32 @@ PROMPTS = GOLDEN["prompts"]
 DECISIVE_NATS = 0.02
 """A step whose two best tokens are closer than this is not determined by the weights alone."""
 
-RUNS = ["weights_gguf_fp32_compute_fp32", "weights_bf16_compute_fp32"]
+GGUF, BF16 = "weights_gguf_fp32_compute_fp32", "weights_bf16_compute_fp32"
+
+RUNS = [
+    pytest.param((GGUF, "smollm2"), id="gguf"),
+    pytest.param((BF16, "smollm2_bf16_folder"), id="bf16-folder"),
+    pytest.param((GGUF, "smollm2_compiled"), id="gguf-compiled", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2_compiled(smollm2: LLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Compiled pieces, as a second start finds them: the first start fills the cache."""
+    cache = str(tmp_path_factory.mktemp("compiled"))
+    options = {"dtype": "float32", "device": "cpu", "cache_dir": cache}
+    with LLM("smollm2", level=1, **options) as cold:
+        assert "level 1 (compiled in" in cold.engine.ready.summary
+    with LLM("smollm2", **options) as warm:
+        assert "level 1 (compile cache hit)" in warm.engine.ready.summary
+        yield warm
+        warm.engine.check()
 
 
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest) -> tuple[str, LLM]:
-    fixture = {
-        "weights_gguf_fp32_compute_fp32": "smollm2",
-        "weights_bf16_compute_fp32": "smollm2_bf16_folder",
-    }
-    return request.param, request.getfixturevalue(fixture[request.param])
+    name, fixture = request.param
+    return name, request.getfixturevalue(fixture)
 
 
 def determined(golden: dict[str, Any]) -> int:
