@@ -14,12 +14,11 @@ from tokenspeed.config import Config
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
-from tokenspeed.engine.model import ServedModel, resolve_served
+from tokenspeed.engine.model import ServedModel, attention_backend, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
-from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, cache_groups
@@ -30,8 +29,6 @@ from tokenspeed.text.source import eos_token_ids
 _PROGRESS_S = 0.2
 _MIB = 1 << 20
 
-
-ATTENTION_BACKENDS = {"torch": TorchAttention}
 
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
 """Tokens a step: about the most that keeps others waiting for a second or less."""
@@ -133,8 +130,7 @@ def _join(
         max_model_len=max_model_len,
     )
     slots = Slots(limits.max_num_seqs, max_model_len, len(groups), block_size, model.device)
-    backend = config.compile.attention_backend
-    attention = ATTENTION_BACKENDS["torch" if backend == "auto" else backend](groups, pool)
+    attention = attention_backend(config)(groups, pool)
     worker = Worker(executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids)
     seconds = time.monotonic() - began
     ready = Ready(

@@ -30,7 +30,7 @@ from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.config import Config
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
-from tokenspeed.engine.model import ServedModel
+from tokenspeed.engine.model import ServedModel, attention_backend
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.passes import PASS_NAMES
@@ -64,6 +64,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         dtype=model.dtype,
         device=model.device,
         ranges=token_ranges(device, config.scheduler.max_num_seqs),
+        fuses_prologue=attention_backend(config).fuses_prologue,
         disabled_passes=tuple(sorted(set(settings.disable_pass))),
         strict_passes=settings.strict_passes,
     )
