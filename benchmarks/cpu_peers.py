@@ -47,17 +47,17 @@ def prompts(count: int, length: int) -> list[list[int]]:
     ]
 
 
-def tokenspeed_engine() -> Generate:
+def tokenspeed_engine() -> tuple[Generate, str]:
     llm = LLM("smollm2", dtype="float32", enable_prefix_caching=False, max_total_tokens=16384)
 
     def generate(ids: list[list[int]], count: int) -> list[list[int]]:
         params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
         return [out.outputs[0].token_ids for out in llm.generate(ids, params, use_tqdm=False)]
 
-    return generate
+    return generate, llm.engine.ready.summary
 
 
-def transformers_engine() -> Generate:
+def transformers_engine() -> tuple[Generate, str]:
     source = resolve_model("smollm2")
     transformers.utils.logging.set_verbosity_error()
     config = transformers.LlamaConfig(**source.config)
@@ -82,7 +82,7 @@ def transformers_engine() -> Generate:
             )
         return out[:, x.shape[1] :].tolist()
 
-    return generate
+    return generate, "eager, float32"
 
 
 ENGINES = {"tokenspeed": tokenspeed_engine, "transformers": transformers_engine}
@@ -93,8 +93,8 @@ def serve_engine(name: str, threads: int) -> None:
     torch.set_num_threads(threads)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever an engine prints must not mix with the answers
-    generate = ENGINES[name]()
-    print(json.dumps("ready"), file=answers, flush=True)
+    generate, description = ENGINES[name]()
+    print(json.dumps(description), file=answers, flush=True)
     for line in sys.stdin:
         ids, count = json.loads(line)
         began = time.perf_counter()
@@ -114,7 +114,8 @@ class Engine:
         )
         assert self.process.stdin and self.process.stdout
         self.ask, self.answers = self.process.stdin, self.process.stdout
-        if json.loads(self.answers.readline() or "null") != "ready":
+        self.description = json.loads(self.answers.readline() or "null")
+        if self.description is None:
             raise SystemExit(f"{name} did not start")
 
     def timed(self, ids: list[list[int]], count: int) -> tuple[float, list[list[int]]]:
@@ -151,7 +152,6 @@ def machine(threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tokenspeed": __version__,
-        "level": "O0",
         "command": " ".join(["python", *sys.argv]),
     }
 
@@ -178,7 +178,13 @@ def compare(rounds: int, threads: int) -> dict[str, Any]:
         }
         ratio = rows["tokenspeed"]["median"] / rows["transformers"]["median"]
         summary[workload] = {**rows, "ratio": ratio}
-    return {"machine": machine(threads), "load_average": loads, "results": summary}
+    described = {name: engine.description for name, engine in engines.items()}
+    return {
+        "machine": machine(threads),
+        "engines": described,
+        "load_average": loads,
+        "results": summary,
+    }
 
 
 def main() -> None:
@@ -199,7 +205,7 @@ def main() -> None:
             for name in ENGINES
         ]
         print(f"{workload:10} {cells[0]:>22} {cells[1]:>22} {row['ratio']:6.2f}")
-    print(f"load average {max(report['load_average']):.2f} at most")
+    print(f"load average {max(report['load_average']):.2f} at most; {report['engines']}")
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -219,96 +216,6 @@ def test_a_tuning_table_is_kept_beside_the_manifest(cache: CompileCache, stored:
     assert not list(stored.folder.glob(".tuning-*"))
     (stored.folder / "tuning.json").chmod(0o666)
     assert stored.read_tuning() is None
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-import test_compile_cache as t
-from tokenspeed.compile.cache import CompileCache
-def fill(folder):
-    print("filling", flush=True)
-    time.sleep(float(sys.argv[2]))
-    return t.fill(folder)
-waits = []
-CompileCache(Path(sys.argv[1])).store(t.FACTS, "m", fill, lambda: waits.append(1))
-print("waited" if waits else "did not wait")
-"""
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[Path, float], subprocess.Popen[str]]]:
-    """Start processes that store the same entry, taking their time."""
-    processes = []
-
-    def run(root: Path, seconds: float) -> subprocess.Popen[str]:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", SLOW, str(root), str(seconds)],
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).parent,
-            )
-        )
-        return processes[-1]
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_of_two_that_start_together_one_compiles(
-    tmp_path: Path, start: Callable[[Path, float], subprocess.Popen[str]]
-) -> None:
-    both = [start(tmp_path, 1.0) for _ in range(2)]
-    said = sorted(process.communicate(timeout=60)[0] for process in both)
-    assert said == ["filling\ndid not wait\n", "waited\n"]
-    found(CompileCache(tmp_path))
-
-
-def test_who_was_killed_does_not_block_the_next(
-    tmp_path: Path, start: Callable[[Path, float], subprocess.Popen[str]]
-) -> None:
-    first = start(tmp_path, 60.0)
-    assert first.stdout and first.stdout.readline() == "filling\n"
-    assert list((tmp_path / "v1").glob(".build-*"))
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    CompileCache(tmp_path).store(FACTS, "m", fill)
-    assert not list((tmp_path / "v1").glob(".build-*"))
-
-
-def test_without_locks_the_first_that_is_done_wins(
-    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(*args: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(cache_module.fcntl, "flock", no_locks)
-    inner = []
-
-    def fill_late(folder: Path) -> Contents:
-        inner.append(cache.store(FACTS, "m", fill))
-        return fill(folder)
-
-    assert cache.store(FACTS, "m", fill_late) == inner[0]
-    assert len(list((cache.root / "v1").glob("[!.]*"))) == 1
-
-
-def test_one_who_holds_the_lock_for_ever_is_not_waited_for(
-    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "_MAX_WAIT_S", 0.3)
-    monkeypatch.setattr(cache_module, "_POLL_S", 0.05)
-    waits: list[int] = []
-
-    def fill_meanwhile(folder: Path) -> Contents:
-        cache.store(FACTS, "m", fill, lambda: waits.append(1))
-        return fill(folder)
-
-    cache.store(FACTS, "m", fill_meanwhile)
-    assert waits
 
 
 def test_an_entry_that_cannot_be_read_back_is_an_error(cache: CompileCache) -> None:
