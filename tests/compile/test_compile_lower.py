@@ -106,7 +106,7 @@ def test_wrong_strides_are_an_error_not_a_wrong_number(lowered: Lowered) -> None
 def test_the_isa_is_probed_once_and_recorded(
     lowered: Lowered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert lowered.isa is not None, "Inductor found no vector instructions on this CPU"
+    assert lowered.isa.bits, "Inductor found no vector instructions on this CPU"
 
     def probe(*args: object) -> bool:
         raise AssertionError("probed again")
@@ -121,6 +121,14 @@ def test_the_isa_is_probed_once_and_recorded(
     with inductor_api.loading_from(lowered.folder, lowered.isa):
         assert str(inductor_api.codecache.pick_vec_isa()) == lowered.isa.name
     assert inductor_api.cpu_vec_isa.supported_vec_isa_list == known
+
+
+def test_no_isa_is_recorded_as_well(lowered: Lowered, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = inductor_api.cpu_vec_isa.invalid_vec_isa
+    monkeypatch.setattr(inductor_api.cpu_vec_isa, "pick_vec_isa", lambda: none)
+    isa = inductor_api.vector_isa()
+    with inductor_api.loading_from(lowered.folder, isa):
+        assert inductor_api.codecache.pick_vec_isa() is none
 
 
 def test_bytes_that_are_no_artifact_raise(lowered: Lowered) -> None:

@@ -3,7 +3,7 @@
     manifest.json           every fact of the key, what each file is for, each file's SHA-256
     plan.json               the program's plan
     pieces/HASH-RANGE.bin   an artifact for each distinct piece and token range
-    inductor/               on a CPU the objects that the artifacts load
+    inductor/, triton/      objects that the artifacts load
     receipts/counts.json    what each pass did to each piece, and seconds by phase
     READY                   the manifest's SHA-256, written last
     tuning.json             measured later, by whoever needs it; data, and no part of the manifest
@@ -28,7 +28,9 @@ from tokenspeed.compile.trust import check_folder, read_own_file, sync_folder, w
 
 MANIFEST, READY, PLAN, RECEIPT = "manifest.json", "READY", "plan.json", "receipts/counts.json"
 TUNING = "tuning.json"
-OBJECTS = "inductor"
+OBJECTS = ("inductor", "triton")
+"""Folders with what artifacts load: compiled C++ of Inductor, and of Triton's driver."""
+
 _MAX_JSON = 64 << 20
 _MAX_FILES = 4096
 

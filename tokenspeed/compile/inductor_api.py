@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 from torch import fx
-from torch._inductor import codecache, cpu_vec_isa
+from torch._inductor import async_compile, codecache, cpu_vec_isa
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
@@ -35,7 +35,9 @@ _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 class VectorIsa(msgspec.Struct, frozen=True):
-    """The CPU instructions that kernels were compiled for, and how the compiler was told."""
+    """The CPU instructions that kernels were compiled for, and how the compiler was told. No bits:
+    none, since no compiler and CPU agreed on any.
+    """
 
     name: str
     bits: int
@@ -92,10 +94,18 @@ def load(data: bytes) -> Callable[..., Sequence[Any]]:
 
 
 @contextlib.contextmanager
-def compiling_in(folder: Path) -> Iterator[None]:
-    """Let all files of Inductor and Triton go below `folder`, and take none from elsewhere."""
+def compiling_in(folder: Path, needs_isa: bool = True) -> Iterator[None]:
+    """Let all files of Inductor and Triton go below `folder`, and take none from elsewhere. When it
+    ends, so have Inductor's worker processes: nobody writes there any more. `needs_isa`: there will
+    be loops in C++, so it is worth some seconds to find out what the CPU and the compiler can do.
+    """
     clear_caches()
-    with _folders(folder), inductor_config.patch(BASE_SETTINGS), _best_isa_only():
+    with contextlib.ExitStack() as stack:
+        stack.callback(async_compile.shutdown_compile_workers)
+        stack.enter_context(_folders(folder))
+        stack.enter_context(inductor_config.patch(BASE_SETTINGS))
+        if needs_isa:
+            stack.enter_context(_best_isa_only())
         yield
 
 
@@ -109,16 +119,16 @@ def loading_from(folder: Path, isa: VectorIsa | None) -> Iterator[None]:
         stack.enter_context(_folders(folder))
         stack.enter_context(inductor_config.patch({**BASE_SETTINGS, "compile_threads": 1}))
         if isa is not None and hasattr(codecache, "pick_vec_isa"):
-            recorded = _RecordedIsa(isa)
+            recorded = _RecordedIsa(isa) if isa.bits else cpu_vec_isa.invalid_vec_isa
             stack.enter_context(_swapped(codecache, "pick_vec_isa", lambda: recorded))
         yield
 
 
-def vector_isa() -> VectorIsa | None:
-    """What Inductor compiles for on this CPU, after it has tried it out; None: no vectors."""
+def vector_isa() -> VectorIsa:
+    """What Inductor compiles for on this CPU, after it has tried it out."""
     isa = cpu_vec_isa.pick_vec_isa()
     if not isa:
-        return None
+        return VectorIsa("", 0, [], "")
     return VectorIsa(str(isa), isa.bit_width(), isa.build_macro(), isa.build_arch_flags())
 
 

@@ -30,7 +30,11 @@ def lower(
         "size_asserts": True,
         "unbacked_symint_fallback": _MANY_TOKENS if token_range.last is None else _FEW_TOKENS,
     }
-    if device == "cpu":
+    if device == "cuda":
+        # A kernel would write its best tiling beside its source: into the folder of the compile,
+        # which is gone by then, whenever a start measures it.
+        settings["autotune_local_cache"] = False
+    else:
         # Worker processes would import torch first, for longer than these few compiles take.
         settings["compile_threads"] = 1
     with span("compile.piece"):

@@ -49,12 +49,13 @@ class _Compiler:
             )
         work = self._folder / ".work"
         (self._folder / "pieces").mkdir()
-        with inductor_api.compiling_in(work):
+        is_cpu = self._target.device.type == "cpu"
+        with inductor_api.compiling_in(work, is_cpu):
             pieces = {
                 key: self._lower(key, piece, f"{number} of {len(planned.pieces)}")
                 for number, (key, piece) in enumerate(planned.pieces.items(), 1)
             }
-            isa = inductor_api.vector_isa() if self._target.device.type == "cpu" else None
+            isa = inductor_api.vector_isa() if is_cpu else None
         self._keep_objects(work)
         (self._folder / PLAN).write_text(plan.encode(planned.plan))
         (self._folder / RECEIPT).parent.mkdir()
@@ -97,10 +98,10 @@ class _Compiler:
         )
 
     def _keep_objects(self, work: Path) -> None:
-        """Of Inductor's folder only shared objects are needed by a load: those of kernels, and of
-        the trial of vector instructions. The rest is sources, locks and torch's own caches.
+        """Only shared objects are needed by a load: those of kernels, of the trial of vector
+        instructions, of Triton's driver. The rest is sources, locks and torch's own caches.
         """
-        for path in sorted((work / OBJECTS).rglob("*.so")):
+        for path in sorted(path for place in OBJECTS for path in (work / place).rglob("*.so")):
             place = self._folder / path.relative_to(work)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, place)

@@ -47,12 +47,12 @@ def _load(entry: Entry) -> Program:
             pieces = {key: _piece(entry, piece) for key, piece in contents.pieces.items()}
         if made := _num_objects(folder) - before:
             logger.info(
-                "%d kernels were compiled for this installation in %.1f s",
+                "%d objects were compiled for this installation in %.1f s",
                 *(made, time.monotonic() - began),
             )
     finally:
         # What was mapped stays; on CUDA kernels are read when they are first launched.
-        if contents.isa is not None:
+        if entry.manifest.facts["compile"]["device"] == "cpu":
             shutil.rmtree(folder, ignore_errors=True)
         else:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -82,7 +82,7 @@ def _private_folder(beside: Path, entry: Entry) -> Path:
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="tokenspeed-"))
     for name, data in entry.files.items():
-        if name.startswith(f"{OBJECTS}/"):
+        if name.split("/")[0] in OBJECTS:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)

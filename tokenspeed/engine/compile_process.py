@@ -32,6 +32,8 @@ from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.log import logger, setup_logging
 
+_TRIES = 5
+
 
 class _Compiler:
     """Does one job. Messages go to `out`."""
@@ -58,9 +60,10 @@ class _Compiler:
         self._send(Compiled(time.monotonic() - began, _summary(entry.files[RECEIPT])))
 
     def tidy(self) -> None:
-        """Remove what is half made; the process is about to end."""
-        if self._build is not None:
-            shutil.rmtree(self._build, ignore_errors=True)
+        """Remove what is half made, or written late; the process is about to end."""
+        for _ in range(_TRIES):  # who still writes may put something back
+            if self._build is not None and self._build.exists():
+                shutil.rmtree(self._build, ignore_errors=True)
 
     def fail(self, message: str) -> None:
         self._send(CompileFailed(message))
@@ -91,6 +94,8 @@ def main() -> int:
         logger.debug("compiling failed", exc_info=True)
         compiler.fail(f"{type(error).__name__}: {error}".splitlines()[0][:500])
         return 1
+    finally:
+        compiler.tidy()
     return 0
 
 
