@@ -25,9 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels import linear_cpu
+from tokenspeed.kernels import native
 from tokenspeed.kernels.linear import kernels
-from tokenspeed.kernels.linear_cpu import BuildError, Linear
+from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.native import BuildError
 from tokenspeed.kernels.tuning import Shape, facts, tune
 
 LAYERS = 30
@@ -97,9 +98,9 @@ def main() -> None:
     rows = None
     with tempfile.TemporaryDirectory() as folder:
         try:
-            target = Path(folder, "linear.so")
-            linear_cpu.build(target)
-            rows = linear_cpu.load(target)
+            target = Path(folder, native.file_name())
+            native.build(target)
+            rows = native.load(target).rows
         except BuildError as error:
             print(error)
     found = kernels(rows)

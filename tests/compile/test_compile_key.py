@@ -167,7 +167,7 @@ def test_all_threads_there_are_is_one_fact_on_every_machine(
 def copied_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package's sources elsewhere, free to be edited."""
     for package in key.PACKAGES:
-        shutil.copytree(key._ROOT / package, tmp_path / package)
+        shutil.copytree(key._ROOT / package, tmp_path / package, dirs_exist_ok=True)
     monkeypatch.setattr(key, "_ROOT", tmp_path)
     return tmp_path
 
@@ -178,7 +178,7 @@ def test_where_sources_lie_is_no_fact(copied_sources: Path) -> None:
 
 @pytest.mark.parametrize("package", key.PACKAGES)
 def test_a_line_of_a_source_misses(copied_sources: Path, package: str) -> None:
-    path = sorted((copied_sources / package).glob("*.py"))[-1]
+    path = sorted((copied_sources / package).glob("*.*"))[-1]
     path.write_text(path.read_text() + "\n# edited\n")
     (found,) = differences(facts_of(target()), BASE)
     assert found.startswith(f"sources.{package}/{path.name} ")

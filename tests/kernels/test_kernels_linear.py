@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,21 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokenspeed.kernels import linear_cpu, tuning
+from tokenspeed.kernels import native, tuning
 from tokenspeed.kernels.linear import install, kernels, linear, onednn
-from tokenspeed.kernels.linear_cpu import BuildError, Linear
+from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.native import BuildError
 from tokenspeed.kernels.tuning import Choice, Entry, LinearTable
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Linear:
-    target = tmp_path_factory.mktemp("kernel") / "linear.so"
+    target = tmp_path_factory.mktemp("kernel") / "native.so"
     try:
-        linear_cpu.build(target)
+        native.build(target)
     except BuildError as error:
         pytest.skip(f"hardware: {error}")
-    assert [path.name for path in target.parent.iterdir()] == ["linear.so"]
-    return linear_cpu.load(target)
+    assert [path.name for path in target.parent.iterdir()] == ["native.so"]
+    return native.load(target).rows
 
 
 @pytest.fixture
@@ -126,27 +126,6 @@ def test_a_table_chooses_by_shape_and_tokens() -> None:
     install(LinearTable({}, (entry,)), {})
     x, w, bias = operands(1)
     assert torch.equal(linear(x, w, bias), F.linear(x, w, bias)), "a kernel that was not built"
-
-
-def test_building_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    target = tmp_path / "linear.so"
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
-    with pytest.raises(BuildError, match="not for SVE256"):
-        linear_cpu.build(target)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(BuildError, match="install g\\+\\+"):
-        linear_cpu.build(target)
-    broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\necho 'no such flag' >&2\nexit 1\n")
-    broken.chmod(0o700)
-    with pytest.raises(BuildError, match="no such flag"):
-        linear_cpu.build(target)
-    assert not target.exists()
-    target.write_bytes(b"\x7fELF, half of it")
-    with pytest.raises(BuildError, match="is no linear kernel"):
-        linear_cpu.load(target)
 
 
 def test_kernels_name_what_tables_may_name(rows: Linear) -> None:

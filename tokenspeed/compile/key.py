@@ -34,8 +34,10 @@ FORMAT = 1
 INERT_FIELDS = frozenset({"max_model_len"})
 """Fields of a model's config that no graph depends on."""
 
-PACKAGES = ("compile", "kernels", "passes")
-"""Folders whose every file can change what is compiled."""
+PACKAGES = ("compile", "kernels", "kernels/cpu", "passes")
+"""Folders whose every source can change what is compiled, or what it calls."""
+
+SUFFIXES = (".py", ".cpp", ".h")
 
 SETTINGS = (
     "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
@@ -132,8 +134,9 @@ def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
 def _sources(model: Callable[..., Any]) -> Iterator[tuple[str, Path]]:
     """The model's file, those of its package that it is made of, and whole packages."""
     for package in PACKAGES:
-        for path in (_ROOT / package).glob("*.py"):
-            yield f"{package}/{path.name}", path
+        for path in (_ROOT / package).iterdir():
+            if path.suffix in SUFFIXES:
+                yield f"{package}/{path.name}", path
     for module in _modules_of(sys.modules[model.__module__]):
         path = Path(module.__file__ or "")
         yield f"{path.parent.name}/{path.name}", path

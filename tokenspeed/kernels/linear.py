@@ -36,7 +36,7 @@ def onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def kernels(rows: Linear | None) -> dict[str, Linear]:
-    """The kernels by name. `rows` comes from `linear_cpu.load`, and is missing if it was not
+    """The kernels by name. `rows` comes from `native.load`, and is missing if it was not
     built.
     """
     found: dict[str, Linear] = {"torch": F.linear}

@@ -163,7 +163,8 @@ def _copy_into(target: fx.Graph, source: fx.Graph) -> None:
 
 def pass_sources() -> list[Path]:
     """What decides how a graph is rewritten: the sources of the passes and of the kernels."""
-    return sorted(path for room in ("passes", "kernels") for path in (_PACKAGE / room).glob("*.py"))
+    patterns = ("passes/*.py", "kernels/*.py", "kernels/cpu/*")
+    return sorted(path for pattern in patterns for path in _PACKAGE.glob(pattern))
 
 
 def digest_of(sources: Iterable[Path]) -> str:
