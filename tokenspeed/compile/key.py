@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +50,7 @@ SETTINGS = (
 """Environment variables by which people change what Inductor makes."""
 
 _ROOT = Path(__file__).parent.parent
+_SOURCE = re.compile(r"[a-z_]+(/[a-z_]+)?/\w+\.[a-z]+")
 _DISTRIBUTIONS = ("triton", "flashinfer-python")
 
 Facts = dict[str, Any]
@@ -84,10 +85,25 @@ def facts_of(target: Target) -> Facts:
             "strict_passes": target.strict_passes,
             "passes": {range_name(each): _pass_facts(target, each) for each in target.ranges},
         },
+        **surroundings(target.device.type),
+    }
+
+
+def surroundings(device: str) -> Facts:
+    """The facts of this installation and of this machine's `device`, whatever the model."""
+    return {
         "versions": _version_facts(),
-        "machine": _cuda_facts() if target.device.type == "cuda" else _cpu_facts(),
+        "machine": _cuda_facts() if device == "cuda" else _cpu_facts(),
         "settings": {name: os.environ.get(name) for name in SETTINGS},
     }
+
+
+def installed_sources(names: Iterable[str]) -> Facts:
+    """The facts of sources that every model has, and of those of `names` that are installed."""
+    paths = dict(_package_sources())
+    plain = (name for name in names if _SOURCE.fullmatch(name))
+    paths |= {name: _ROOT / name for name in plain if (_ROOT / name).is_file()}
+    return {name: _digest(path) for name, path in sorted(paths.items())}
 
 
 def digest_of(facts: Facts) -> str:
@@ -98,13 +114,18 @@ def digest_of(facts: Facts) -> str:
 
 def differences(here: Facts, there: Facts) -> list[str]:
     """The facts in which two sets differ, a line each."""
+    return [f"{name} {mine} (there {other})" for name, mine, other in changes(here, there)]
+
+
+def changes(here: Facts, there: Facts) -> list[tuple[str, str, str]]:
+    """The facts in which two sets differ: name, and both values, shortened for people."""
     ours, theirs = dict(_flat(here)), dict(_flat(there))
-    lines = []
+    found = []
     for name in sorted(ours | theirs):
         mine, other = (repr(facts[name]) if name in facts else "absent" for facts in (ours, theirs))
         if mine != other:
-            lines.append(f"{name} {mine:.60} (there {other:.60})")
-    return lines
+            found.append((name, f"{mine:.60}", f"{other:.60}"))
+    return found
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -133,13 +154,17 @@ def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
 
 def _sources(model: Callable[..., Any]) -> Iterator[tuple[str, Path]]:
     """The model's file, those of its package that it is made of, and whole packages."""
+    yield from _package_sources()
+    for module in _modules_of(sys.modules[model.__module__]):
+        path = Path(module.__file__ or "")
+        yield f"{path.parent.name}/{path.name}", path
+
+
+def _package_sources() -> Iterator[tuple[str, Path]]:
     for package in PACKAGES:
         for path in (_ROOT / package).iterdir():
             if path.suffix in SUFFIXES:
                 yield f"{package}/{path.name}", path
-    for module in _modules_of(sys.modules[model.__module__]):
-        path = Path(module.__file__ or "")
-        yield f"{path.parent.name}/{path.name}", path
 
 
 def _modules_of(first: ModuleType) -> list[ModuleType]:
