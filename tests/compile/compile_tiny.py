@@ -1,16 +1,22 @@
-"""A small model for compile tests: blocks of two kinds, and ways to break what plans rely on."""
+"""Small models for compile tests: blocks of several kinds, with ways to break what plans rely on,
+and every family's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenspeed.batch import forward_context
+from tokenspeed.compile import torch_api
 from tokenspeed.kernels.attend import attend, reference
+from tokenspeed.models import family_of
+from tokenspeed.models.family import DecoderConfig, Family
 
 HIDDEN, HEADS, KV_HEADS, DIM, VOCAB = 32, 4, 2, 8, 50
 
@@ -74,9 +80,30 @@ class Tiny(nn.Module):
         return F.linear(rows, self.tokens.weight)
 
 
-def random_model(make: Callable[[], nn.Module]) -> nn.Module:
+def tiny_family(architecture: str, **changes: Any) -> tuple[Family, DecoderConfig]:
+    """A family's row, and a config of six layers; `changes` are of config.json."""
+    hf_config = {
+        "architectures": [architecture],
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 6,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": DIM,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128,
+        "rope_theta": 10000.0,
+    } | changes
+    family = family_of(hf_config)
+    return family, family.config.from_dict(hf_config)
+
+
+def random_model(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Parameters and buffers at random; a model with `fill_buffers` wants it called."""
     torch.manual_seed(0)
-    with torch.no_grad():
+    with torch.no_grad(), torch_api.default_dtype(dtype):
         model = make().requires_grad_(False)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.normal_(0.0, 0.2)

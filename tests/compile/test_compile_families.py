@@ -1,5 +1,5 @@
-"""Every model family, tiny: few captured layers give the plan of all, and it runs as the module
-does.
+"""Every model family, tiny: captured without weights, few layers give the plan of all, and it runs
+as the module does.
 """
 
 from __future__ import annotations
@@ -8,57 +8,41 @@ from typing import Any
 
 import pytest
 import torch
-from compile_tiny import one_sequence, random_model
+from compile_tiny import VOCAB, one_sequence, random_model, tiny_family
+from torch import nn
 
 from tokenspeed.compile.pipeline import plan_model
 from tokenspeed.compile.runner import Executable
-from tokenspeed.models import MODELS, family_of
+from tokenspeed.models import MODELS
 
 CPU = torch.device("cpu")
+EXTRA = {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
 
 
-def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
-    sizes = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128,
-        "rope_theta": 10000.0,
-    }
-    return {"architectures": [architecture], **sizes, **changes}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("extra", "dtype"),
+    [({}, torch.float32), ({}, torch.bfloat16), (EXTRA, torch.float32)],
+    ids=["float32", "bfloat16", "extra"],
+)
 @pytest.mark.parametrize("architecture", MODELS)
-def test_the_plan_of_a_family(architecture: str, dtype: torch.dtype) -> None:
-    tied = architecture == "LlamaForCausalLM"
-    hf_config = tiny_config(architecture, tie_word_embeddings=tied)
-    family = family_of(hf_config)
-    config = family.config.from_dict(hf_config)
+def test_the_plan_of_a_family(architecture: str, extra: dict[str, Any], dtype: torch.dtype) -> None:
+    family, config = tiny_family(architecture, **extra)
 
-    def make() -> torch.nn.Module:
+    def make() -> nn.Module:
         return family.model(config)
 
-    program = plan_model(make, dtype=dtype, device=CPU)
-    full = plan_model(make, dtype=dtype, device=CPU, every_layer=True)
-    assert program.plan == full.plan
-    assert program.pieces.keys() == full.pieces.keys()
+    program, whole = (
+        plan_model(make, dtype=dtype, device=CPU, every_layer=every) for every in (False, True)
+    )
+    assert program.plan == whole.plan
+    assert program.pieces.keys() == whole.pieces.keys()
     assert len(program.pieces) == 5
 
-    model = random_model(make)
-    model = model.to(dtype)
-    for module in model.modules():  # buffers keep their own dtype
-        if hasattr(module, "inv_freq"):
-            module.inv_freq = torch.linspace(1.0, 0.01, module.inv_freq.numel())
+    model: Any = random_model(make, dtype)
+    model.fill_buffers()
     run = Executable(program, model)
     for size in (1, 7, 64):
-        ids, positions = torch.arange(size) * 7 % 60, torch.arange(size)
+        ids, positions = torch.arange(size) * 7 % VOCAB, torch.arange(size)
         with one_sequence():
             hidden = model(model.embed(ids), positions)
             assert torch.equal(run.forward(run.embed(ids), positions), hidden)

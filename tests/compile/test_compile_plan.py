@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import struct
 import weakref
 
 import compile_tiny
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from tokenspeed.compile import pipeline
 from tokenspeed.compile.plan import (
+    Argument,
     Constant,
+    Number,
     PieceCall,
     Program,
     SequenceRow,
@@ -95,6 +98,28 @@ def test_a_plan_is_json(uniform: Program) -> None:
         decode(text.replace('"weight"', '"surprise"', 1))
     stored = Program(decode(text), uniform.pieces)
     assert_equal_to_module(stored, random_model(lambda: Tiny("aaaaaaa")), 3)
+
+
+@pytest.mark.parametrize(
+    "number", [0.0, -0.0, 1e-6, 1e-5, 0.1, 1e16, 5e-324, 1.7976931348623157e308]
+)
+def test_numbers_survive_json_bit_for_bit(number: float) -> None:
+    read = msgspec.json.decode(msgspec.json.encode(Number(number)), type=Argument)
+    assert isinstance(read, Number)
+    assert struct.pack("d", read.value) == struct.pack("d", number)
+
+
+@pytest.mark.parametrize("number", ["1e999", "null", "true", '"1"', "NaN", "-Infinity"])
+def test_what_is_no_finite_number_is_refused(number: str) -> None:
+    with pytest.raises((msgspec.ValidationError, msgspec.DecodeError)):
+        msgspec.json.decode(f'{{"type":"number","value":{number}}}', type=Argument)
+    with pytest.raises(ValueError, match="a plan holds finite numbers"):
+        Number(float("nan"))
+
+
+def test_a_number_is_no_index() -> None:
+    """The runner keeps equal arguments once."""
+    assert len({Number(0.0), Constant(0)}) == 2
 
 
 def test_weights_are_known_by_path_shape_and_dtype(uniform: Program) -> None:

@@ -8,39 +8,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
-from compile_tiny import random_model
+from compile_tiny import one_sequence, random_model
 from torch import Tensor, nn
 
-from tokenspeed.batch import forward_context
 from tokenspeed.compile import receipt, warm
 from tokenspeed.compile.entry import Damaged, Entry, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
-from tokenspeed.kernels.attend import reference
 from tokenspeed.models import family_of
 from tokenspeed.text.source import resolve_model
 
 SIZES = (1, 7, 64)
-
-
-class OneSequence:
-    """Attends the step as one sequence; the scale betrays a wrong layer."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
-        return reference(q, k, v, 0.3 + 0.1 * layer)
-
-
-@contextmanager
-def one_sequence() -> Iterator[None]:
-    with forward_context(OneSequence()):
-        yield
 
 
 def entry_in(root: Path) -> Entry:

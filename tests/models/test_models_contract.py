@@ -1,4 +1,6 @@
-"""What the engine relies on: tables that match the module, functions that can be captured."""
+"""What the engine relies on: tables that match the module. (That its functions can be captured is
+tried in tests/compile/test_compile_families.py.)
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,12 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import SIZES
-from dense_state import DenseState
 from torch import nn
 
-from tokenspeed.batch import forward_context
-from tokenspeed.compile.pipeline import plan_model
-from tokenspeed.compile.runner import Executable
 from tokenspeed.kv.specs import FullAttention, cache_groups
 from tokenspeed.loader.slots import weight_slots
 from tokenspeed.models import MODELS
 
-CPU = torch.device("cpu")
 EXTRA = [{}, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}]
 CASES = [(name, extra) for name in MODELS for extra in EXTRA]
 every_family = pytest.mark.parametrize(("name", "extra"), CASES, ids=str)
@@ -63,25 +60,3 @@ def test_cache_specs(name: str, extra: dict[str, Any]) -> None:
     (group,) = cache_groups(MODELS[name].cache_specs(config_of(name, extra, num_layers=3)))
     assert group.layers == (0, 1, 2)
     assert group.spec == FullAttention(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
-
-
-@every_family
-def test_captured_without_weights_and_at_any_depth(name: str, extra: dict[str, Any]) -> None:
-    """Dynamo takes the module as it is; few layers give the plan of all; the plan computes the
-    model.
-    """
-    family, config = MODELS[name], config_of(name, extra, num_layers=6)
-    program, whole = (
-        plan_model(lambda: family.model(config), dtype=torch.float32, device=CPU, every_layer=every)
-        for every in (False, True)
-    )
-    assert program.plan == whole.plan and len(program.plan.piece_hashes()) == 5
-    model = build(name, extra, num_layers=6)
-    executable = Executable(program, model)
-    for num_tokens in (1, 5):
-        ids, positions = torch.arange(num_tokens), torch.arange(num_tokens)
-        with forward_context(DenseState(6, 0.25)):
-            expected = model.head(model(model.embed(ids), positions))
-        with forward_context(DenseState(6, 0.25)):
-            logits = executable.head(executable.forward(executable.embed(ids), positions))
-        assert torch.allclose(logits, expected, atol=1e-5)

@@ -7,6 +7,7 @@ here needs torch: a plan is read, compared and stored as JSON. A program is a pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,19 @@ class Constant(msgspec.Struct, frozen=True, tag="constant"):
     value: int | None
 
 
-Argument = Weight | Value | Input | Tokens | Constant
+class Number(msgspec.Struct, frozen=True, tag="number"):
+    """A finite float of a sequence call: a norm's eps. No `Constant`, because equal arguments are
+    one, and 0.0 equals the index 0. Raises ValueError for what JSON cannot hold.
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"a plan holds finite numbers, not {self.value}")
+
+
+Argument = Weight | Value | Input | Tokens | Constant | Number
 
 
 class PieceCall(msgspec.Struct, frozen=True, tag="piece"):

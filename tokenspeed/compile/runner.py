@@ -19,6 +19,7 @@ from tokenspeed.compile.plan import (
     Constant,
     FunctionPlan,
     Input,
+    Number,
     Piece,
     PieceCall,
     Program,
@@ -79,7 +80,7 @@ class _Function:
         self._slots: dict[Argument, int] = {Tokens(): 0}
         self._slots |= {Input(i): 1 + i for i in range(num_inputs)}
         for arg in (arg for row in plan.rows for arg in row.args):
-            if isinstance(arg, Weight | Constant) and arg not in self._slots:
+            if isinstance(arg, Weight | Constant | Number) and arg not in self._slots:
                 self._slots[arg] = len(self._initial)
                 self._initial.append(_bind(arg, weights) if isinstance(arg, Weight) else arg.value)
         for number, row in enumerate(plan.rows):

@@ -5,6 +5,7 @@ Before:  a  b  attend(0)  c  d  attend(1)  e      After:  piece(a b)  attend  pi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from tokenspeed.compile.plan import (
     Constant,
     FunctionPlan,
     Input,
+    Number,
     PieceCall,
     Row,
     SequenceRow,
@@ -82,10 +84,14 @@ def _arguments(node: fx.Node, values: dict[fx.Node, Argument]) -> tuple[Argument
     for arg in node.args:
         if isinstance(arg, fx.Node):
             args.append(values[arg])
-        elif arg is None or isinstance(arg, int):
+        elif arg is None or type(arg) is int:
             args.append(Constant(arg))
+        elif isinstance(arg, float) and math.isfinite(arg):
+            args.append(Number(arg))
         else:
-            raise UnsupportedGraph(f"{node.target} takes tensors, its layer and None, not {arg!r}")
+            raise UnsupportedGraph(
+                f"{node.target} takes tensors, its layer, finite numbers and None, not {arg!r}"
+            )
     return tuple(args)
 
 
