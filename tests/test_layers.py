@@ -15,7 +15,7 @@ MAX_LINES = 350
 MAX_FUNCTION_LINES = 50
 
 LAYERS = (
-    {"batch", "request", "options", "config", "log"},
+    {"batch", "request", "options", "config", "log", "ledger", "spans"},
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},
     {"compile", "speculative", "structured", "parsers"},

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_tiny import tiny_config, tiny_engine
 
-from tokenspeed import log
+from tokenspeed import spans
 from tokenspeed.config import CacheConfig
 from tokenspeed.engine import memory
 from tokenspeed.engine.build import build_engine
@@ -96,7 +96,7 @@ def test_free_memory_is_the_machine_s_or_the_cgroup_s(tmp_path: Path) -> None:
 def test_a_start_reports_phases_and_spans(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(log, "_enabled", True)
+    monkeypatch.setattr(spans, "_enabled", True)
     caplog.set_level(logging.INFO, logger="tokenspeed")
     reports: list[tuple[str, str]] = []
     engine = build_engine(tiny_config(tiny_model, level=0), lambda *report: reports.append(report))
@@ -104,8 +104,8 @@ def test_a_start_reports_phases_and_spans(
     assert list(dict.fromkeys(phases)) == ["config", "weights", "kv", "compile"]
     assert ("weights", "0 of 0 MiB") in reports
     lines = [record.getMessage() for record in caplog.records]
-    spans = [json.loads(line.removeprefix("startup_timing ")) for line in lines if "{" in line]
-    ended = {each["phase"]: each["status"] for each in spans if each["event"] == "end"}
+    records = [json.loads(line.removeprefix("startup_timing ")) for line in lines if "{" in line]
+    ended = {each["phase"]: each["status"] for each in records if each["event"] == "end"}
     assert ended == dict.fromkeys(
         [
             *("scheduler.init", "model.config", "compile.capture", "compile.split"),

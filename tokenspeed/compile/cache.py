@@ -32,7 +32,8 @@ from tokenspeed.compile.entry import (
 )
 from tokenspeed.compile.key import Facts, differences, digest_of
 from tokenspeed.compile.trust import Untrusted, check_folder
-from tokenspeed.log import logger, span
+from tokenspeed.log import logger
+from tokenspeed.spans import span
 
 _VERSION = "v1"
 _POLL_S = 0.2

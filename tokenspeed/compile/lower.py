@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from tokenspeed import ledger
 from tokenspeed.compile import inductor_api, torch_api
 from tokenspeed.compile.capture import UnsupportedGraph
 from tokenspeed.compile.matcher import InductorPass
-from tokenspeed.compile.ranges import TokenArgument
-from tokenspeed.log import span
+from tokenspeed.compile.piece import structure_hash
+from tokenspeed.compile.ranges import TokenArgument, range_name
 from tokenspeed.passes.manager import PassManager
 from tokenspeed.passes.rewrite import TokenRange
+from tokenspeed.spans import span
 
 _FEW_TOKENS = 16
 _MANY_TOKENS = 8192
@@ -37,7 +39,9 @@ def lower(
     else:
         # Worker processes would import torch first, for longer than these few compiles take.
         settings["compile_threads"] = 1
-    with span("compile.piece"):
+    name, cause = f"piece {structure_hash(piece)}", f"for {range_name(token_range)} tokens"
+    # The piece's passes run inside Inductor: their seconds are in the receipt, not in a span.
+    with span("compile.piece"), ledger.compiling("inductor", name, cause):
         passes = None if manager is None else InductorPass(manager)
         return inductor_api.compile_graph(piece, inputs, passes=passes, settings=settings)
 

@@ -19,7 +19,6 @@ from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from tokenspeed.log import span
 from tokenspeed.passes import PASS_NAMES, PIPELINE, Stage
 from tokenspeed.passes.manager import Dump, PassManager, Step
 from tokenspeed.passes.rewrite import EVERY, Case, Inline, Pass, PassContext, Rewrite, TokenRange
@@ -123,8 +122,7 @@ class InductorPass(CustomGraphPass):
         self.manager = manager
 
     def __call__(self, graph: fx.Graph) -> None:
-        with span("compile.passes"):
-            self.manager(graph)
+        self.manager(graph)
 
     def uuid(self) -> str:
         return self.manager.uuid()

@@ -15,7 +15,8 @@ from tokenspeed.compile.depth import TooDeep, expand
 from tokenspeed.compile.kinds import kind_of, layers_to_capture
 from tokenspeed.compile.plan import FunctionPlan, Plan, Program
 from tokenspeed.compile.split import split
-from tokenspeed.log import logger, span
+from tokenspeed.log import logger
+from tokenspeed.spans import span
 
 GraphPass = Callable[[fx.Graph], object]
 """Rewrites a captured function in place, before it is split."""

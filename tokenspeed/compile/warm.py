@@ -17,8 +17,9 @@ from tokenspeed.compile.entry import OBJECTS, PLAN, Damaged, Entry, StoredPiece
 from tokenspeed.compile.inductor_api import VectorIsa
 from tokenspeed.compile.plan import Piece, Program
 from tokenspeed.compile.ranges import by_tokens
-from tokenspeed.log import logger, span
+from tokenspeed.log import logger
 from tokenspeed.passes.rewrite import TokenRange
+from tokenspeed.spans import span
 
 
 def load_program(entry: Entry) -> Program:

@@ -23,7 +23,8 @@ from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, cache_groups
 from tokenspeed.loader import empty_model, load_weights
-from tokenspeed.log import logger, span
+from tokenspeed.log import logger
+from tokenspeed.spans import span
 from tokenspeed.text.source import eos_token_ids
 
 _PROGRESS_S = 0.2
