@@ -116,7 +116,7 @@ def main() -> None:
         print(f"table    {entry.num_rows}x{entry.size}: {choices or 'torch'}")
     if args.out:
         seconds = [[*key, value] for key, value in times.items()]
-        record = {"facts": facts(), "seconds": seconds, "table": json.loads(table.to_json())}
+        record = {"facts": facts(found), "seconds": seconds, "table": json.loads(table.to_json())}
         args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
