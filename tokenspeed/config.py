@@ -126,6 +126,12 @@ class CompileConfig(Settings):
         False, "fail where a pass fails or matches less than it should, instead of going on"
     )
     attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
+    jit_after_ready: str = option(
+        "warn",
+        "what a compile that holds up requests is: a warning, or an error that ends the requests "
+        "that need it, and no others",
+        choices=("warn", "error"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

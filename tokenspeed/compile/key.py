@@ -27,6 +27,7 @@ import torch
 from tokenspeed.compile.ranges import range_name
 from tokenspeed.passes import PIPELINE
 from tokenspeed.passes.rewrite import TokenRange
+from tokenspeed.spans import span
 
 FORMAT = 1
 """Of entries: goes up when what is in one, or its meaning, changes."""
@@ -72,6 +73,7 @@ class Target:
     strict_passes: bool = False
 
 
+@span("compile.key")
 def facts_of(target: Target) -> Facts:
     """Every fact that decides what is compiled."""
     return {

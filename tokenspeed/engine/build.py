@@ -146,4 +146,11 @@ def _join(
     logger.info("engine ready in %.1f s", seconds)
     serial = limits.disable_overlap_schedule
     overlap = model.device.type != "cpu" if serial is None else not serial
-    return Engine(scheduler, worker, ready=ready, eos_ids=eos_ids, overlap=overlap)
+    return Engine(
+        scheduler,
+        worker,
+        ready=ready,
+        eos_ids=eos_ids,
+        overlap=overlap,
+        forbid_jit=config.compile.jit_after_ready == "error",
+    )

@@ -38,6 +38,7 @@ from tokenspeed.engine.messages import (
     ToEngine,
 )
 from tokenspeed.request import GenerateRequest, InvalidRequest, RequestDelta
+from tokenspeed.spans import span
 
 MAX_FOLDER_PATH = 90
 """A Unix socket's path has at most 107 bytes."""
@@ -128,13 +129,14 @@ class EngineClient:
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(self._address)
         self._send(Attach())
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tokenspeed.engine.process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        with span("engine.spawn"):
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "tokenspeed.engine.process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
         assert self._process.stdin is not None  # kept open: its end is how the engine knows ours
         self._process.stdin.write(msgspec.json.encode(Launch(self._address, self._config)) + b"\n")
         self._tasks = [
@@ -239,6 +241,7 @@ class EngineClient:
                 self.progress = message
             elif isinstance(message, Ready):
                 self.ready, self.state = message, "ready"
+                self.stats = msgspec.structs.replace(self.stats, jit=message.jit)
                 self._settled.set()
             else:
                 self._die(message.message)

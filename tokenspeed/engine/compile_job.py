@@ -20,6 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from tokenspeed.config import Config
+from tokenspeed.ledger import JitCount
 
 MODULE = "tokenspeed.engine.compile_process"
 _POLL_S = 0.2
@@ -42,10 +43,13 @@ class Compiling(msgspec.Struct, tag="compiling", frozen=True):
 
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
-    """The entry is in the cache. `summary` says in a line what the passes did."""
+    """The entry is in the cache. `summary` says in a line what the passes did, `jit` what was
+    compiled, which is nothing if another process had done it.
+    """
 
     seconds: float
     summary: str
+    jit: tuple[JitCount, ...] = ()
 
 
 class CompileFailed(msgspec.Struct, tag="failed", frozen=True):

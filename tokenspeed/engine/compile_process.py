@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 import torch
 
+from tokenspeed import ledger
 from tokenspeed.compile import receipt
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import RECEIPT, Contents
@@ -31,6 +32,7 @@ from tokenspeed.engine.compile_job import (
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.log import logger, setup_logging
+from tokenspeed.spans import process_import
 
 _TRIES = 5
 
@@ -57,7 +59,8 @@ class _Compiler:
             lambda folder: self._fill(model, folder),
             waiting=lambda: self._report("another process compiles this model: waiting for it"),
         )
-        self._send(Compiled(time.monotonic() - began, _summary(entry.files[RECEIPT])))
+        summary = _summary(entry.files[RECEIPT])
+        self._send(Compiled(time.monotonic() - began, summary, ledger.totals()))
 
     def tidy(self) -> None:
         """Remove what is half made, or written late; the process is about to end."""
@@ -86,6 +89,7 @@ def main() -> int:
     os.dup2(2, 1)  # whoever prints does not garble messages
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
     setup_logging(job.config.server.log_level)
+    process_import()
     compiler = _Compiler(job, out)
     threading.Thread(target=_end_with_parent, args=(compiler,), daemon=True).start()
     try:

@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
+from tokenspeed import ledger
 from tokenspeed.batch import Batch, Row, RowResult, StepResult
 from tokenspeed.engine.messages import Ready, Stats
 from tokenspeed.engine.scheduler import Scheduler
@@ -36,7 +39,10 @@ class BatchRunner(Protocol):
 
 
 class Engine:
-    """Requests in, deltas out; one thread. `ready` tells clients what is served."""
+    """Requests in, deltas out; one thread. `ready` tells clients what is served. `forbid_jit`: a
+    step that would have to compile something raises instead, and so ends the requests in it that
+    need it.
+    """
 
     def __init__(
         self,
@@ -46,12 +52,14 @@ class Engine:
         ready: Ready,
         eos_ids: frozenset[int],
         overlap: bool,
+        forbid_jit: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._worker = worker
         self.ready = ready
         self._eos_ids = eos_ids
         self._overlap = overlap
+        self._forbid_jit = forbid_jit
         self._in_flight: LaunchedStep | None = None
 
     @property
@@ -60,7 +68,7 @@ class Engine:
 
     @property
     def stats(self) -> Stats:
-        return self._scheduler.stats
+        return msgspec.structs.replace(self._scheduler.stats, jit=ledger.totals())
 
     def add(self, spec: GenerateRequest) -> None:
         """Queue a request, or raise InvalidRequest and change nothing."""
@@ -83,6 +91,14 @@ class Engine:
     def step(self) -> list[RequestDelta]:
         """One step, and what has been committed by it (with overlap, of the step before)."""
         batch = self._scheduler.schedule()
+        with ledger.serving(lambda: _shapes(batch), forbid=self._forbid_jit):
+            return self._run(batch)
+
+    def check(self) -> None:
+        """Assert the invariants of queues, pages and prefix tree."""
+        self._scheduler.check()
+
+    def _run(self, batch: Batch | None) -> list[RequestDelta]:
         previous, self._in_flight = self._in_flight, None
         launched: LaunchedStep | None = None
         deltas: list[RequestDelta] = []
@@ -98,10 +114,6 @@ class Engine:
         else:
             previous = launched
         return deltas + self._finish(previous)
-
-    def check(self) -> None:
-        """Assert the invariants of queues, pages and prefix tree."""
-        self._scheduler.check()
 
     def _launch(self, batch: Batch) -> LaunchedStep:
         step = self._worker.launch(batch)
@@ -137,6 +149,14 @@ class Engine:
             except Exception as row_error:
                 results.append(_failed(row, row_error))
         return StepResult(batch=batch, rows=results)
+
+
+def _shapes(batch: Batch | None) -> str:
+    """What a step is, for whoever wants to know why something was compiled."""
+    if batch is None:
+        return "between steps"
+    counts = [row.num_tokens for row in batch.rows]
+    return f"step {batch.step} of {sum(counts)} tokens in {len(counts)} rows"
 
 
 def _failed(row: Row, error: Exception) -> RowResult:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenspeed.config import Config
+from tokenspeed.ledger import JitCount
 from tokenspeed.request import GenerateRequest, RequestDelta
 
 
@@ -56,6 +57,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     seconds: float
     summary: str = ""
     """One line for the log: device, dtype, level, pool."""
+    jit: tuple[JitCount, ...] = ()
+    """What was compiled for this start."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -81,6 +84,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    jit: tuple[JitCount, ...] = ()
+    """All compiles so far, those of the start included."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):

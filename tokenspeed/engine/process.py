@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from tokenspeed import ledger
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.link import EngineLink
@@ -35,6 +36,7 @@ from tokenspeed.engine.messages import (
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError
 from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta
+from tokenspeed.spans import process_import, span
 from tokenspeed.text.errors import ModelError
 
 IDLE_CHECK_MS = 1000
@@ -129,9 +131,11 @@ def main() -> int:
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     threading.Thread(target=_end_with_parent, args=(launch.address,), daemon=True).start()
     setup_logging(launch.config.server.log_level)
+    process_import()
     link = EngineLink(launch.address)
     try:
-        link.wait_for_client()
+        with span("engine.connect"):
+            link.wait_for_client()
         return _load_and_serve(launch, link)
     finally:
         link.close()
@@ -155,7 +159,8 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
         logger.exception("the engine could not start")
         link.announce(Failed(f"the engine could not start: {type(error).__name__}: {error}"))
         return 1
-    link.announce(msgspec.structs.replace(engine.ready, seconds=time.monotonic() - began))
+    seconds = time.monotonic() - began
+    link.announce(msgspec.structs.replace(engine.ready, seconds=seconds, jit=ledger.totals()))
     try:
         Server(engine, link).run()
     except Exception as error:

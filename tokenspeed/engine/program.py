@@ -23,6 +23,7 @@ from typing import Self
 
 import torch
 
+from tokenspeed import ledger
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Damaged, Entry
 from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
@@ -34,6 +35,7 @@ from tokenspeed.engine.model import ServedModel, attention_backend
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.passes import PASS_NAMES
+from tokenspeed.spans import carried, span
 
 Progress = Callable[[str, str], None]
 """Told the phase, and a line for people."""
@@ -91,7 +93,9 @@ class PendingProgram:
             logger.info("program: %d pieces, %s", len(obtained.program.pieces), obtained.level)
             return obtained
         began = time.monotonic()
-        program: Program = importlib.import_module(_PIPELINE).plan_model(
+        with span("process.import"):
+            pipeline = importlib.import_module(_PIPELINE)
+        program: Program = pipeline.plan_model(
             self._model.make, dtype=self._model.dtype, device=self._model.device
         )
         seconds = time.monotonic() - began
@@ -127,7 +131,7 @@ class _Compiled:
         found = self._cache.find(self._facts)
         if isinstance(found, Entry):
             self._entry = found
-            self._loading = self._loader.submit(_load, found)
+            self._loading = self._loader.submit(carried(_load), found)
         elif self._is_asked_for:
             logger.info("compile cache miss: %s", found.reason)
             self._child = self._start_child(found.reason if found.is_barred else None)
@@ -181,6 +185,7 @@ class _Compiled:
             _give_up(found.reason)
             return None
         logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
+        ledger.add(done.jit)
         try:
             return Obtained(_load(found), f"level 1 (compiled in {done.seconds:.1f} s)")
         except Damaged as error:
@@ -190,7 +195,9 @@ class _Compiled:
 
 
 def _load(entry: Entry) -> Program:
-    program: Program = importlib.import_module(_WARM).load_program(entry)
+    with span("process.import"):
+        warm = importlib.import_module(_WARM)
+    program: Program = warm.load_program(entry)
     return program
 
 

@@ -137,8 +137,21 @@ class _EngineCollector:
         build = GaugeMetricFamily("tokenspeed:build_info", "what runs", labels=["version"])
         build.add_metric([self._version], 1.0)
         yield build
+        yield from self._jit()
         for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, help, field in rows:
                 family = kind(f"tokenspeed:{name}", help, labels=["model_name"])
                 family.add_metric([self._model_name], float(getattr(self._client.stats, field)))
                 yield family
+
+    def _jit(self) -> Iterable[Metric]:
+        """The engine's ledger. Phase "startup" is before readiness, "serving" held up requests."""
+        labels = ["kind", "phase"]
+        count = CounterMetricFamily("tokenspeed:jit_compiles", "things compiled", labels=labels)
+        seconds = CounterMetricFamily(
+            "tokenspeed:jit_compile_seconds", "seconds spent compiling", labels=labels
+        )
+        for each in self._client.stats.jit:
+            count.add_metric([each.kind, each.phase], float(each.count))
+            seconds.add_metric([each.kind, each.phase], each.seconds)
+        return count, seconds
