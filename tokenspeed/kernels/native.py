@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from tokenspeed.kernels import linear_cpu
+from tokenspeed.kernels import blocks_cpu, linear_cpu
+from tokenspeed.kernels.blocks_cpu import BlockKernels
 from tokenspeed.kernels.linear_cpu import Linear
 
 FOLDER = Path(__file__).parent / "cpu"
@@ -41,6 +42,7 @@ class Native:
     """The kernels of a loaded object."""
 
     rows: Linear
+    blocks: BlockKernels
 
 
 def sources() -> list[Path]:
@@ -87,7 +89,7 @@ def load(path: Path) -> Native:
     """
     try:
         library = ctypes.CDLL(str(path))
-        return Native(rows=linear_cpu.bind(library))
+        return Native(rows=linear_cpu.bind(library), blocks=blocks_cpu.bind(library))
     except (OSError, AttributeError) as error:
         raise BuildError(f"{path} holds no CPU kernels: {error}") from error
 

@@ -1,51 +1,11 @@
 // A linear layer for few tokens whose weight is plain float32: see linear_cpu.py.
-#include "vector.h"
-
-constexpr int kRows = 4;
-constexpr int kTokens = kRegisters == 32 ? 4 : 3;  // 16 or 12 registers hold sums
-
-// out[t][r] = x[t] . w[r] + bias[r] for T tokens and four rows. The first block of tokens that
-// meets these rows fetches the four behind them (a prefetch past the end does nothing).
-template <int T>
-static inline void block(const float* x, const float* w, const float* bias, float* out, int64_t N,
-                         int64_t K, bool is_first) {
-  Vec acc[T][kRows];
-  UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < kRows; r++) acc[t][r] = Vec{};
-  for (int64_t k = 0; k < K; k += kWidth) {
-    Vec row[kRows];
-    UNROLL for (int r = 0; r < kRows; r++) {
-      row[r] = load(w + r * K + k);
-      if (is_first) _mm_prefetch((const char*)(w + (kRows + r) * K + k), _MM_HINT_T0);
-    }
-    UNROLL for (int t = 0; t < T; t++) {
-      Vec token = load(x + t * K + k);
-      UNROLL for (int r = 0; r < kRows; r++) acc[t][r] = fma(row[r], token, acc[t][r]);
-    }
-  }
-  UNROLL for (int t = 0; t < T; t++) {
-    __m128 s = sums(acc[t]);
-    _mm_storeu_ps(out + t * N, bias ? _mm_add_ps(s, _mm_loadu_ps(bias)) : s);
-  }
-}
-
-// The last tokens, fewer than a block.
-template <int T>
-static inline void rest(int64_t tokens, const float* x, const float* w, const float* bias,
-                        float* out, int64_t N, int64_t K, bool is_first) {
-  if (tokens == T) block<T>(x, w, bias, out, N, K, is_first);
-  else if constexpr (T > 1) rest<T - 1>(tokens, x, w, bias, out, N, K, is_first);
-}
+#include "rows.h"
 
 // x [T, K], w [N, K], bias [N] or null, out [T, N]; N divides by 4, K by 16.
 extern "C" void tokenspeed_linear_rows(const float* x, const float* w, const float* bias,
                                        float* out, int64_t T, int64_t N, int64_t K,
                                        int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-  for (int64_t n = 0; n < N; n += kRows) {
-    const float* here = bias ? bias + n : nullptr;
-    int64_t t = 0;
-    for (; t + kTokens <= T; t += kTokens)
-      block<kTokens>(x + t * K, w + n * K, here, out + t * N + n, N, K, t == 0);
-    rest<kTokens - 1>(T - t, x + t * K, w + n * K, here, out + t * N + n, N, K, t == 0);
-  }
+  for (int64_t n = 0; n < N; n += kRows)
+    four_rows(x, w + n * K, bias ? bias + n : nullptr, out + n, T, N, K, true);
 }
