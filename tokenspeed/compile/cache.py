@@ -30,17 +30,18 @@ from tokenspeed.compile.entry import (
     read_entry,
     read_manifest,
 )
-from tokenspeed.compile.key import Facts, differences, digest_of
+from tokenspeed.compile.key import Change, Facts, differences, digest_of
 from tokenspeed.compile.trust import Untrusted, check_folder
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
-_VERSION = "v1"
+VERSION = "v1"
 _POLL_S = 0.2
 _MAX_WAIT_S = 1800.0
 _STALE_S = 86400.0
 _MAX_NEIGHBOURS = 64
 _MAX_DIFFERENCES = 4
+_ENTRY = re.compile(r"[a-z0-9][a-z0-9._-]*-([0-9a-f]{16})")
 
 Fill = Callable[[Path], Contents]
 """Writes the files of a new entry into a folder."""
@@ -71,7 +72,7 @@ class CompileCache:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._folder = root / _VERSION
+        self._folder = root / VERSION
 
     def find(self, facts: Facts) -> Entry | Miss:
         """The entry for these facts, read and checked. One that is damaged is set aside."""
@@ -80,6 +81,48 @@ class CompileCache:
                 return self._find(facts)
             except OSError as error:
                 return Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
+
+    def look(self, facts: Facts) -> Entry | Miss:
+        """As `find`, for somebody who only wants to know: nothing is changed."""
+        try:
+            for folder in self._folders_of(facts):
+                return _read(folder, facts)
+        except (Damaged, OSError) as error:
+            return Miss(f"the entry cannot be used: {_why(error)}")
+        return Miss(self._nearest(facts))
+
+    def entry_folders(self) -> list[Path]:
+        """The folders that are called as entries are. Raises Untrusted if others may write here."""
+        if not self._folder.is_dir():
+            return []
+        check_folder(self._folder)
+        return [path for path in sorted(self._folder.iterdir()) if _ENTRY.fullmatch(path.name)]
+
+    def nearest(self, facts: Facts) -> tuple[str, list[Change]] | None:
+        """The entry that is most alike, and the facts in which it differs."""
+        best: tuple[int, str, list[Change]] | None = None
+        for folder in self.entry_folders()[:_MAX_NEIGHBOURS]:
+            with contextlib.suppress(OSError, Damaged):
+                found = differences(facts, read_manifest(folder).facts)
+                best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
+        return best and best[1:]
+
+    def remove(self, folder: Path) -> bool:
+        """Remove an entry; False if somebody is making it, or one that will be called the same."""
+        matched = _ENTRY.fullmatch(folder.name)
+        if matched is None or folder.parent != self._folder:
+            raise ValueError(f"{folder} is no entry of this cache")
+        descriptor = self._open_lock(matched[1])
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            doomed = self._folder / f".aside-{folder.name}-{time.time_ns():x}"
+            os.rename(folder, doomed)  # whoever looks for it finds it whole or not at all
+            shutil.rmtree(doomed)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
 
     def why_unwritable(self) -> str | None:
         """Why nothing can be stored here, or None."""
@@ -132,38 +175,39 @@ class CompileCache:
         if not self._folder.is_dir():
             return Miss(f"no entry in {self.root} yet")
         check_folder(self._folder)
-        for folder in sorted(self._folder.glob(f"[!.]*-{digest_of(facts)}")):
+        for folder in self._folders_of(facts):
             try:
-                entry = read_entry(folder)
-                if entry.manifest.facts != facts:
-                    raise Damaged("its facts are not those of its name")
-                return entry
+                return _read(folder, facts)
             except Untrusted:
                 raise
             except (Damaged, OSError) as error:
                 self.set_aside(folder, _why(error))
         return Miss(self._nearest(facts))
 
+    def _folders_of(self, facts: Facts) -> list[Path]:
+        return sorted(self._folder.glob(f"[!.]*-{digest_of(facts)}"))
+
     def _nearest(self, facts: Facts) -> str:
-        """How the entry that is most alike differs."""
-        best: tuple[int, str, list[str]] | None = None
-        for folder in sorted(self._folder.glob("[!.]*"))[:_MAX_NEIGHBOURS]:
-            with contextlib.suppress(OSError, Damaged):
-                found = differences(facts, read_manifest(folder).facts)
-                best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
-        if best is None:
+        """How the entry that is most alike differs, in a line."""
+        nearest = self.nearest(facts)
+        if nearest is None:
             return f"no entry in {self.root} yet"
-        count, name, found = best
-        more = f"; and {count - _MAX_DIFFERENCES} more" if count > _MAX_DIFFERENCES else ""
-        return f"the nearest entry, {name}, differs: {'; '.join(found[:_MAX_DIFFERENCES])}{more}"
+        name, found = nearest
+        few = "; ".join(map(str, found[:_MAX_DIFFERENCES]))
+        count = len(found) - _MAX_DIFFERENCES
+        more = f"; and {count} more" if count > 0 else ""
+        return f"the nearest entry, {name}, differs: {few}{more}"
+
+    def _open_lock(self, digest: str) -> int:
+        path = self._folder / f".{digest}.lock"
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
     @contextlib.contextmanager
     def _lock(self, digest: str, waiting: Callable[[], None]) -> Iterator[bool]:
         """Hold the digest's lock. Where locks do not work, or one is held for too long, go on
         without (False): what appears under the entry's name is whole all the same.
         """
-        path = self._folder / f".{digest}.lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = self._open_lock(digest)
         try:
             yield _wait_for(descriptor, waiting)
         finally:
@@ -189,6 +233,13 @@ class CompileCache:
                 is_old = time.time() - path.lstat().st_mtime > _STALE_S
                 if path.is_dir() and not path.is_symlink() and (is_ours or is_old):
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(folder: Path, facts: Facts) -> Entry:
+    entry = read_entry(folder)
+    if entry.manifest.facts != facts:
+        raise Damaged("its facts are not those of its name")
+    return entry
 
 
 def _wait_for(descriptor: int, waiting: Callable[[], None]) -> bool:

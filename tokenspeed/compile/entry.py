@@ -68,6 +68,10 @@ class Entry:
     manifest: Manifest
     files: dict[str, bytes]
 
+    @property
+    def can_keep_tuning(self) -> bool:
+        return os.access(self.folder, os.W_OK)
+
     def read_tuning(self) -> bytes | None:
         """The tuning table, if there is one that only this user can have written."""
         try:
@@ -89,19 +93,25 @@ class Entry:
 def read_entry(folder: Path) -> Entry:
     """Read and check an entry. Raises Damaged, or OSError for what cannot be read or trusted."""
     manifest = read_manifest(folder)
-    if len(manifest.files) > _MAX_FILES:
-        raise Damaged(f"the manifest names {len(manifest.files)} files")
     files = {}
-    for name, digest in manifest.files.items():
-        path = _inside(folder, name)
-        data = read_own_file(path)
-        if _digest(data) != digest:
-            raise Damaged(f"{name} is not what was written")
-        files[name] = data
-    named = {file for piece in manifest.contents.pieces.values() for _, _, file in piece.files}
-    if missing := ({PLAN} | named) - files.keys():
-        raise Damaged(f"the manifest lacks {min(missing)}")
+    for name in manifest.files:
+        files[name] = read_own_file(_inside(folder, name))
+        check_file(manifest, name, files[name])
+    check_whole(manifest)
     return Entry(folder, manifest, files)
+
+
+def check_file(manifest: Manifest, name: str, data: bytes) -> None:
+    """Raise Damaged unless these are the bytes of the file that the manifest means."""
+    if _digest(data) != manifest.files[name]:
+        raise Damaged(f"{name} is not what was written")
+
+
+def check_whole(manifest: Manifest) -> None:
+    """Raise Damaged unless the manifest lists the files that a start needs."""
+    named = {file for piece in manifest.contents.pieces.values() for _, _, file in piece.files}
+    if missing := ({PLAN} | named) - manifest.files.keys():
+        raise Damaged(f"the manifest lacks {min(missing)}")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -112,6 +122,11 @@ def read_manifest(folder: Path) -> Manifest:
         data = read_own_file(folder / MANIFEST, _MAX_JSON)
     except FileNotFoundError as error:
         raise Damaged("it was never finished") from error
+    return parse_manifest(data, ready)
+
+
+def parse_manifest(data: bytes, ready: bytes) -> Manifest:
+    """A manifest out of its file's bytes, proved by those of READY. Raises Damaged."""
     if ready.decode(errors="replace") != _digest(data):
         raise Damaged("READY does not belong to the manifest")
     try:
@@ -120,6 +135,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise Damaged(f"the manifest cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise Damaged(f"its format is {manifest.format}, not {FORMAT}")
+    if len(manifest.files) > _MAX_FILES:
+        raise Damaged(f"the manifest names {len(manifest.files)} files")
     return manifest
 
 

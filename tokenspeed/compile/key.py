@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +56,17 @@ _DISTRIBUTIONS = ("triton", "flashinfer-python")
 
 Facts = dict[str, Any]
 """Groups of facts: JSON objects, numbers, strings and null."""
+
+
+class Change(NamedTuple):
+    """A fact that differs: both values, shortened for people; "absent" where there is none."""
+
+    name: str
+    here: str
+    there: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.here} (there {self.there})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,19 +125,14 @@ def digest_of(facts: Facts) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def differences(here: Facts, there: Facts) -> list[str]:
-    """The facts in which two sets differ, a line each."""
-    return [f"{name} {mine} (there {other})" for name, mine, other in changes(here, there)]
-
-
-def changes(here: Facts, there: Facts) -> list[tuple[str, str, str]]:
-    """The facts in which two sets differ: name, and both values, shortened for people."""
+def differences(here: Facts, there: Facts) -> list[Change]:
+    """The facts in which two sets differ."""
     ours, theirs = dict(_flat(here)), dict(_flat(there))
     found = []
     for name in sorted(ours | theirs):
         mine, other = (repr(facts[name]) if name in facts else "absent" for facts in (ours, theirs))
         if mine != other:
-            found.append((name, f"{mine:.60}", f"{other:.60}"))
+            found.append(Change(name, f"{mine:.60}", f"{other:.60}"))
     return found
 
 
