@@ -132,6 +132,12 @@ class CompileConfig(Settings):
         "that need it, and no others",
         choices=("warn", "error"),
     )
+    weight_layout: str = option(
+        "auto",
+        "weights on a CPU; auto: as is fastest here (GGUF blocks stay as stored, linear kernels go "
+        "by a measured table); plain: matrices in the compute dtype, torch's kernels only",
+        choices=("auto", "plain"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokenspeed.kernels import native, tuning
-from tokenspeed.kernels.linear import install, kernels, linear, onednn
+from tokenspeed.kernels.linear import install, kernels, linear, onednn, uninstall
 from tokenspeed.kernels.linear_cpu import Linear
 from tokenspeed.kernels.native import BuildError
 from tokenspeed.kernels.tuning import Choice, Entry, LinearTable
@@ -31,7 +31,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Linear:
 @pytest.fixture
 def restored() -> Iterator[None]:
     yield
-    install(LinearTable({}, ()), {})
+    uninstall()
 
 
 def operands(num_tokens: int, num_rows: int = 92, size: int = 48) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,9 +123,27 @@ def test_a_table_chooses_by_shape_and_tokens() -> None:
     x, w, bias = operands(1, num_rows=96)
     linear(x, w, bias)
     assert len(called) == 4, "another shape has no entry"
+    uninstall()
     install(LinearTable({}, (entry,)), {})
     x, w, bias = operands(1)
     assert torch.equal(linear(x, w, bias), F.linear(x, w, bias)), "a kernel that was not built"
+
+
+@pytest.mark.usefixtures("restored")
+def test_tables_of_several_models_are_joined_and_the_first_stays() -> None:
+    def constant(value: float) -> Linear:
+        return lambda x, w, bias: x.new_full((x.shape[0], w.shape[0]), value)
+
+    def table(*shapes: tuple[int, int]) -> LinearTable:
+        return LinearTable({}, tuple(Entry(*shape, (Choice(8, "rows"),)) for shape in shapes))
+
+    x, w, _ = operands(3)
+    install(table((92, 48)), {"rows": constant(1.0)})
+    install(table((92, 48), (96, 48)), {"rows": constant(2.0)})
+    assert linear(x, w).unique().tolist() == [1.0]
+    assert linear(x, operands(3, num_rows=96)[1]).unique().tolist() == [2.0]
+    uninstall()
+    assert torch.equal(linear(x, w), F.linear(x, w))
 
 
 def test_kernels_name_what_tables_may_name(rows: Linear) -> None:

@@ -38,7 +38,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch, **seconds: Sequence[float]) -> tuple[
     monkeypatch.setattr(tuning, "time", clock)
     monkeypatch.setattr(tuning, "_SAMPLE_BYTES", 1)
     kernels = {name: clock.kernel(times) for name, times in seconds.items()}
-    table = tuning.tune(linear_weights([torch.randn(SHAPE)]), kernels, budget_s=0.0)
+    total = sum(sum(times[: -1 if name == "rows" else None]) for name, times in seconds.items())
+    table = tuning.tune(linear_weights([torch.randn(SHAPE)]), kernels, budget_s=total)
+    assert clock.now == pytest.approx(total), "one round"
     return table.by_shape()[SHAPE]
 
 
@@ -81,6 +83,33 @@ def test_rounds_stop_before_the_budget_and_keep_the_fastest(
     table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, kernels, budget_s=90.0)
     assert calls == 16, "rounds of 42 and 26 seconds: a third would end past 90"
     assert table.by_shape()[SHAPE] == (Choice(128, "rows"),)
+
+
+def test_what_the_budget_does_not_reach_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(tuning, "time", clock)
+    monkeypatch.setattr(tuning, "_SAMPLE_BYTES", 1)
+    rows, torch_ = ([seconds] * len(tuning.TOKENS) for seconds in (1.0, 2.0))
+    kernels = {"rows": clock.kernel(rows), "torch": clock.kernel(torch_)}
+    table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, kernels, budget_s=8.0)
+    assert table.by_shape()[SHAPE] == (Choice(4, "rows"),)
+    assert clock.now == 9.0
+
+
+def test_a_table_is_for_its_machine_its_kernels_and_its_shapes() -> None:
+    table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, {"torch": F.linear}, budget_s=0.0)
+    assert table.why_unfit([SHAPE], ["torch"]) is None
+    assert table.why_unfit([], ["torch"]) is None
+    why = [
+        table.why_unfit([SHAPE], ["torch", "rows"]),
+        table.why_unfit([SHAPE, (8, 16)], ["torch"]),
+        LinearTable({**table.facts, "threads": 99}, table.entries).why_unfit([SHAPE], ["torch"]),
+        default_table([SHAPE]).why_unfit([SHAPE], ["torch"]),
+    ]
+    assert why[0] == "it was measured with kernels 'torch', here 'rows torch'"
+    assert why[1] == "it lacks a weight of [8, 16]"
+    assert why[2] is not None and "threads 99, here " in why[2]
+    assert why[3] is not None and "capability None" in why[3]
 
 
 def test_only_weights_that_the_kernel_serves_are_measured() -> None:

@@ -50,6 +50,9 @@ def build_engine(config: Config, progress: Progress) -> Engine:
                 groups = cache_groups(model.family.cache_specs(model.config))
                 pool = _build_pool(model, groups, config)
             obtained = pending.result(progress)
+            if obtained.linear is not None:
+                are_real = config.model.load_format != "dummy"
+                obtained.linear.install(module.parameters(), are_real, progress)
         with span("executor.init"):
             executable = Executable(obtained.program, module)
             return _join(model, config, executable, groups, pool, obtained.level, began)

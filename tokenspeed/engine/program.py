@@ -31,10 +31,13 @@ from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.config import Config
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel, attention_backend
+from tokenspeed.engine.native import obtain_native
+from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
-from tokenspeed.passes import PASS_NAMES
+from tokenspeed.passes import PASS_NAMES, weight_layout
 from tokenspeed.spans import carried, span
 
 Progress = Callable[[str, str], None]
@@ -47,10 +50,13 @@ _PIPELINE, _WARM = "tokenspeed.compile.pipeline", "tokenspeed.compile.warm"
 
 @dataclass(frozen=True)
 class Obtained:
-    """A program, and its level in words ("level 1 (compile cache hit)")."""
+    """A program, its level in words ("level 1 (compile cache hit)"), and what its linear layers
+    choose from, if they do.
+    """
 
     program: Program
     level: str
+    linear: LinearKernels | None = None
 
 
 def target_of(model: ServedModel, config: Config) -> Target:
@@ -60,6 +66,9 @@ def target_of(model: ServedModel, config: Config) -> Target:
         if name not in PASS_NAMES:
             known = ", ".join(sorted(PASS_NAMES))
             raise ConfigError(f"--disable-pass {name}: there is no such pass (known: {known})")
+    disabled = set(settings.disable_pass)
+    if settings.weight_layout == "plain":
+        disabled.add(weight_layout.PASS.name)
     return Target(
         model=model.family.model,
         config=model.config,
@@ -67,7 +76,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         device=model.device,
         ranges=token_ranges(device, config.scheduler.max_num_seqs),
         fuses_prologue=attention_backend(config).fuses_prologue,
-        disabled_passes=tuple(sorted(set(settings.disable_pass))),
+        disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
     )
 
@@ -121,13 +130,15 @@ class _Compiled:
     def __init__(self, model: ServedModel, config: Config) -> None:
         self._config = config
         self._is_asked_for = config.compile.level == 1 or model.device.type != "cpu"
-        self._facts: Facts = facts_of(target_of(model, config))
+        target = target_of(model, config)
+        self._facts: Facts = facts_of(target)
         self._cache = CompileCache(cache_root(config.compile.cache_dir))
         self._loader = ThreadPoolExecutor(1, "load-program")
         self._loading: Future[Program] | None = None
         self._entry: Entry | None = None
         self._child: CompileChild | None = None
         self._temporary: Path | None = None
+        self._native: Future[Native | None] | None = None
         found = self._cache.find(self._facts)
         if isinstance(found, Entry):
             self._entry = found
@@ -137,12 +148,15 @@ class _Compiled:
             self._child = self._start_child(found.reason if found.is_barred else None)
         else:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
+            return
+        if _chooses_linear(target):
+            self._native = self._loader.submit(obtain_native, config)
 
     def result(self, progress: Progress) -> Obtained | None:
         """The program; None if there is none to be had, which has been logged."""
         if self._entry is not None and self._loading is not None:
             try:
-                return Obtained(self._loading.result(), "level 1 (compile cache hit)")
+                return self._obtained(self._loading.result(), "compile cache hit", self._entry)
             except Damaged as error:
                 self._cache.set_aside(self._entry.folder, str(error))
             if self._is_asked_for:
@@ -187,11 +201,21 @@ class _Compiled:
         logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
         ledger.add(done.jit)
         try:
-            return Obtained(_load(found), f"level 1 (compiled in {done.seconds:.1f} s)")
+            return self._obtained(_load(found), f"compiled in {done.seconds:.1f} s", found)
         except Damaged as error:
             self._cache.set_aside(found.folder, str(error))
             _give_up(str(error))
             return None
+
+    def _obtained(self, program: Program, how: str, entry: Entry) -> Obtained:
+        linear = LinearKernels(self._native.result(), entry) if self._native else None
+        return Obtained(program, f"level 1 ({how})", linear)
+
+
+def _chooses_linear(target: Target) -> bool:
+    """Does the program call `linear` as an op that chooses its kernel?"""
+    is_served = target.device.type == "cpu" and target.dtype == torch.float32
+    return is_served and weight_layout.PASS.name not in target.disabled_passes
 
 
 def _load(entry: Entry) -> Program:

@@ -26,7 +26,9 @@ _Choice = tuple[tuple[int, Linear], ...]
 """(up to how many tokens, what to run), ascending; the rest goes to torch."""
 
 _choices: dict[torch.Size, _Choice] = {}
-"""By the weight's shape. A cache of the machine's, like a compiled kernel: no state of a model."""
+"""By the weight's shape, for all models of the process. They say what is fast on this machine; any
+choice is right for any model.
+"""
 
 
 def onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,14 +50,18 @@ def kernels(rows: Linear | None) -> dict[str, Linear]:
 
 
 def install(table: LinearTable, available: Mapping[str, Linear]) -> None:
-    """Choose by `table` from now on, in this process. A kernel that is not available is replaced by
-    torch's.
+    """Choose by `table` from now on, in this process, where a shape has no choice yet: a model that
+    runs goes on to the last bit when another one is loaded. A kernel that is not available is
+    replaced by torch's.
     """
-    _choices.clear()
     for (num_rows, size), choices in table.by_shape().items():
-        _choices[torch.Size((num_rows, size))] = tuple(
-            (choice.max_tokens, available.get(choice.kernel, F.linear)) for choice in choices
-        )
+        found = tuple((each.max_tokens, available.get(each.kernel, F.linear)) for each in choices)
+        _choices.setdefault(torch.Size((num_rows, size)), found)
+
+
+def uninstall() -> None:
+    """Forget every choice: the op is torch's again."""
+    _choices.clear()
 
 
 def run_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -3,6 +3,8 @@
 Measuring takes the model's own weights, of all shapes in turn: a step reads every weight once, so a
 kernel must be timed on weights that have left the caches. What counts is the fastest of several
 samples, since everything else that runs on the machine only ever makes one slower.
+
+Whatever a table says, results differ by float rounding at most.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class LinearTable(msgspec.Struct, frozen=True):
-    """Entries, and the facts of the machine under which they hold."""
+    """Entries, and the facts under which they were measured (none, if they were not)."""
 
     facts: dict[str, str | int]
     entries: tuple[Entry, ...]
@@ -79,11 +81,23 @@ class LinearTable(msgspec.Struct, frozen=True):
                 raise ValueError(f"linear table: unknown kernels {sorted(unknown)}")
         return table
 
+    def why_unfit(self, shapes: Iterable[Shape], kernels: Iterable[str]) -> str | None:
+        """Why this is no measurement of these shapes and kernels on this machine, or None."""
+        here = facts(kernels)
+        for name in sorted(here.keys() | self.facts.keys()):
+            if here.get(name) != self.facts.get(name):
+                there = self.facts.get(name)
+                return f"it was measured with {name} {there!r:.60}, here {here.get(name)!r}"
+        if missing := set(shapes) - self.by_shape().keys():
+            return f"it lacks a weight of {list(min(missing))}"
+        return None
 
-def facts() -> dict[str, str | int]:
-    """What a measurement depends on, besides the shapes."""
+
+def facts(kernels: Iterable[str]) -> dict[str, str | int]:
+    """What a measurement of these kernels depends on, besides the shapes."""
     return {
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": " ".join(sorted(kernels)),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
@@ -101,35 +115,53 @@ def linear_weights(tensors: Iterable[Tensor]) -> dict[Shape, list[Tensor]]:
 def default_table(shapes: Iterable[Shape]) -> LinearTable:
     """What to assume of a machine that was not measured."""
     choices = (Choice(_ROWS_UNTIL, "rows"),)
-    return LinearTable(facts(), tuple(Entry(*shape, choices) for shape in sorted(set(shapes))))
+    return LinearTable({}, tuple(Entry(*shape, choices) for shape in sorted(set(shapes))))
 
 
 def tune(
     weights: Mapping[Shape, Sequence[Tensor]], kernels: Mapping[str, Linear], budget_s: float = 5.0
 ) -> LinearTable:
-    """Time every kernel on every shape and token count, in rounds until `budget_s` seconds are
-    over, at least one. (A round takes about 1.5 s for 500 MB of weights on 2 cores.)
+    """Time every kernel on every shape and token count, in rounds that end within `budget_s`
+    seconds. Of the first round only what goes beyond them is left out: large token counts of a
+    large model, which are torch's then. (A round takes about 1.5 s for 500 MB of weights on 2
+    cores.)
     """
     best: dict[tuple[Shape, int, str], float] = {}
     turns = {shape: itertools.cycle(tensors) for shape, tensors in weights.items()}
-    began, num_rounds = time.perf_counter(), 0
+    began, num_rounds, measured = time.perf_counter(), 0, 0
     while not num_rounds or (time.perf_counter() - began) * (1 + 1 / num_rounds) < budget_s:
-        # Shapes innermost: a weight that is the only one of its shape (the head) would otherwise
-        # lie in the cache for every kernel but the first.
-        for num_tokens, name, shape in itertools.product(TOKENS, _PREFERRED, turns):
-            if name not in kernels or (name == "rows" and num_tokens > _ROWS_TRIED_UNTIL):
-                continue
-            seconds = _sample(kernels[name], turns[shape], shape, num_tokens)
-            key = (shape, num_tokens, name)
-            best[key] = min(seconds, best.get(key, seconds))
+        for num_tokens in TOKENS[: measured or None]:
+            _time_all(turns, kernels, num_tokens, best)
+            if not num_rounds:
+                measured += 1
+                if time.perf_counter() - began > budget_s:
+                    break
         num_rounds += 1
     entries = []
     for shape in sorted(weights):
         times = [
-            {k: best[shape, n, k] for k in _PREFERRED if (shape, n, k) in best} for n in TOKENS
+            {k: best[shape, n, k] for k in _PREFERRED if (shape, n, k) in best}
+            for n in TOKENS[:measured]
         ]
         entries.append(Entry(*shape, _choices(times)))
-    return LinearTable(facts(), tuple(entries))
+    return LinearTable(facts(kernels), tuple(entries))
+
+
+def _time_all(
+    turns: Mapping[Shape, Iterable[Tensor]],
+    kernels: Mapping[str, Linear],
+    num_tokens: int,
+    best: dict[tuple[Shape, int, str], float],
+) -> None:
+    """One sample of every kernel and shape. Shapes are innermost: a weight that is the only one of
+    its shape (the head) would otherwise lie in the cache for every kernel but the first.
+    """
+    for name, shape in itertools.product(_PREFERRED, turns):
+        if name not in kernels or (name == "rows" and num_tokens > _ROWS_TRIED_UNTIL):
+            continue
+        seconds = _sample(kernels[name], turns[shape], shape, num_tokens)
+        key = (shape, num_tokens, name)
+        best[key] = min(seconds, best.get(key, seconds))
 
 
 def _sample(kernel: Linear, weights: Iterable[Tensor], shape: Shape, num_tokens: int) -> float:
@@ -146,7 +178,7 @@ def _sample(kernel: Linear, weights: Iterable[Tensor], shape: Shape, num_tokens:
 def _choices(times: Sequence[Mapping[str, float]]) -> tuple[Choice, ...]:
     """The winners by token count, neighbours with one winner merged; torch's tail is left out."""
     found: list[Choice] = []
-    for num_tokens, seconds in zip(TOKENS, times, strict=True):
+    for num_tokens, seconds in zip(TOKENS, times, strict=False):
         winner, *others = seconds
         for other in others:
             if seconds[other] < _MARGIN * seconds[winner]:

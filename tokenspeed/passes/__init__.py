@@ -85,7 +85,13 @@ PIPELINE: tuple[Row, ...] = (
         "as fast up to 64 tokens, 6 to 10% from 512 on, 0.6B",
     ),
     # Act 4: lower.
-    Row(Stage.PIECE, weight_layout.PASS, False, False, "not yet measured in a whole model"),
+    Row(
+        Stage.PIECE,
+        weight_layout.PASS,
+        True,
+        False,
+        "8 requests at once 107 to 170 tokens/s, one and prefill equal: 135M, float32, 2 cores",
+    ),
     Row(Stage.PIECE, inline.PASS, True, False, "kernels serve CUDA, Inductor's C++ the CPU"),
 )
 

@@ -1,0 +1,111 @@
+"""The CPU kernels written in C++, for this start: out of the cache folder, built there if missing.
+
+    ROOT/native/NAME          the shared object; its name holds the digest of its sources
+    ROOT/native/NAME.sha256   the digest of its bytes, written after it
+
+It is code, so it is loaded only from a folder that belongs to this user and that nobody else may
+write. Where there is no such folder it is built for this start alone; where it cannot be built,
+torch's kernels do the work. Neither is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tokenspeed import ledger
+from tokenspeed.compile.cache import cache_root
+from tokenspeed.compile.trust import check_folder, read_own_file, write_file
+from tokenspeed.config import Config
+from tokenspeed.kernels import native
+from tokenspeed.kernels.native import BuildError, Native
+from tokenspeed.log import logger
+from tokenspeed.spans import span
+
+FOLDER = "native"
+
+
+def obtain_native(config: Config) -> Native | None:
+    """The kernels; None on other devices, under `--weight-layout plain`, and where they cannot be
+    had. Milliseconds, but seconds when they are built. Never raises.
+    """
+    device = config.model.device
+    is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if not is_cpu or config.compile.weight_layout == "plain":
+        return None
+    folder = cache_root(config.compile.cache_dir) / FOLDER
+    try:
+        with span("kernels.native"):
+            name = native.file_name()
+            return _stored(folder / name) or _made(folder, name)
+    except (BuildError, OSError) as error:
+        logger.info("torch's kernels alone are used on this CPU: %s", error)
+        return None
+
+
+def _stored(path: Path) -> Native | None:
+    """What lies there, if it is whole and only this user can have written it."""
+    try:
+        check_folder(path.parent)
+        digest = read_own_file(_digest_path(path), 128).decode(errors="replace")
+        if hashlib.sha256(read_own_file(path)).hexdigest() == digest:
+            return native.load(path)
+    except (BuildError, OSError):
+        pass
+    return None
+
+
+def _made(folder: Path, name: str) -> Native:
+    """Build, load and keep. What cannot be kept is loaded from a folder that is gone afterwards.
+    Raises BuildError, or OSError if there is no room for temporary files either.
+    """
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        reason = None
+        try:
+            _create(folder)
+            place = stack.enter_context(_temporary(".build-", folder))
+        except OSError as error:
+            reason = error
+            place = stack.enter_context(_temporary("tokenspeed-native-", None))
+        built = Path(place, name)
+        with ledger.compiling("cpp", name, "it is not in the cache folder"):
+            native.build(built)
+        kernels = native.load(built)  # mapped: it stays when the file is gone
+        if reason is None:
+            _keep(built, folder / name)
+    kept = f"kept for this start only: {reason}" if reason else f"kept in {folder}"
+    logger.info("CPU kernels: built in %.1f s, %s", time.monotonic() - began, kept)
+    return kernels
+
+
+def _create(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_folder(folder)
+
+
+def _keep(built: Path, path: Path) -> None:
+    """Give a built object its name. Readers take it only together with the digest, which comes
+    last; of two processes that build at once either's will do.
+    """
+    with contextlib.suppress(OSError):
+        built.chmod(0o600)
+        write_file(_digest_path(built), hashlib.sha256(built.read_bytes()).hexdigest().encode())
+        os.replace(built, path)
+        os.replace(_digest_path(built), _digest_path(path))
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _temporary(prefix: str, folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=folder, ignore_cleanup_errors=True)
