@@ -23,6 +23,7 @@ LIGHT_MODULES = (
     "tokenspeed.cli.batch",
     "tokenspeed.server.app",
     "tokenspeed.server.serve",
+    "tokenspeed.server.run",
     "tokenspeed.engine.client",
     "tokenspeed.text.source",
 )

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,9 +20,12 @@ from server_fakes import CHAT, FakeClient, make_state
 from tokenspeed.config import make_config
 from tokenspeed.engine.messages import Loading
 from tokenspeed.server import http_server
+from tokenspeed.server import run as run_module
 from tokenspeed.server import serve as serve_module
-from tokenspeed.server.http_server import HttpServer, listen, url_of
-from tokenspeed.server.serve import run_server, serve
+from tokenspeed.server.http_server import HttpServer
+from tokenspeed.server.listener import listen, url_of
+from tokenspeed.server.run import run_server
+from tokenspeed.server.serve import serve
 from tokenspeed.text.source import ModelError
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}
@@ -38,8 +42,9 @@ class Running:
         self.url = url_of(listener)
         self.port = listener.getsockname()[1]
         self.http = httpx.AsyncClient(base_url=self.url, timeout=10)
+        load = load_text or (lambda _: text)
         self.task = asyncio.create_task(
-            run_server(config, client, load_text or (lambda _: text), listener)  # type: ignore[arg-type]
+            run_server(config, client, listener, began=time.monotonic(), load_text=load)  # type: ignore[arg-type]
         )
 
     async def until(self, phase: str) -> None:
@@ -306,5 +311,5 @@ async def test_public_addresses_without_keys_are_warned_of(
     for options, warned in (({}, True), ({"api_key": ("k",)}, False)):
         caplog.clear()
         with listen("0.0.0.0", 0, 5.0) as listener:
-            serve_module._warn_if_open(make_config(options), listener)
+            run_module._warn_if_open(make_config(options), listener)
         assert any("--api-key" in record.message for record in caplog.records) is warned

@@ -9,6 +9,7 @@ from tokenspeed.cli import pages
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
+from tokenspeed.spans import process_import, span
 
 _SERVER = "tokenspeed.server.serve"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""
@@ -44,5 +45,8 @@ def main(argv: list[str]) -> int:
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:
         logger.info("%s", note)
-    status: int = importlib.import_module(_SERVER).serve(resolved.config)
+    process_import()
+    with span("process.import"):
+        server = importlib.import_module(_SERVER)
+    status: int = server.serve(resolved.config)
     return status

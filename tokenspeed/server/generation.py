@@ -157,13 +157,17 @@ class Generation:
 
     async def _pump(self, index: int, request: GenerateRequest) -> None:
         timer = self._state.metrics.request_timer(len(request.prompt_ids))
+        waiting = contextlib.ExitStack()
         try:
+            waiting.enter_context(self._state.first_token())
             output = OutputText(self._tokenizer, request)
             async with contextlib.aclosing(self._state.client.generate(request)) as deltas:
                 async for delta in deltas:
                     _raise_failure(delta)
                     new = output.push(delta)
                     timer.tokens(len(new.token_ids))
+                    if new.token_ids:
+                        waiting.close()
                     self._pieces.append(Piece(index, new, delta))
                     self._wake.set()
                     if new.finish_reason is not None:
@@ -174,6 +178,7 @@ class Generation:
             timer.finish("error")
             self.fail(error)
         finally:
+            waiting.close()
             timer.finish("abort")
 
 

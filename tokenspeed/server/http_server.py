@@ -12,41 +12,11 @@ from hypercorn.config import Config as HypercornConfig
 from starlette.types import ASGIApp
 
 from tokenspeed.log import logger
+from tokenspeed.server.listener import BACKLOG
 
-BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
 CLOSE_S = 3.0
 """How long connections may take to close when the server stops."""
-
-
-def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
-    """A listening socket; raises OSError at once if the port is taken.
-
-    Connections whose peer takes nothing for `stall_timeout_s` are dropped by the kernel: closing
-    them alone would wait for a reader that never comes.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000)
-        )
-        listener.bind(address)
-        # Bound alone, the port could still be bound by another that also does not listen yet.
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpServer:

@@ -1,35 +1,25 @@
-"""`serve(config)`: port, HTTP server, engine and text side brought up together, and down again.
+"""`serve(config)`: the port, then the engine's process, and only then what this one needs itself.
 
-The port is bound before anything is loaded, so that a taken one is found at once, and probes are
-answered while the model loads. Whatever ends the server ends the engine process too.
+The port is bound before anything is loaded, so that a taken one is found at once. The engine's
+process takes longest, since it imports torch: this one imports its own modules meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import importlib
 import socket
 import time
-from collections.abc import Callable
 
 import uvloop
 
-from tokenspeed.config import Config, ModelConfig
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.config import Config
+from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
-from tokenspeed.server.app import create_app
-from tokenspeed.server.errors import engine_failed
-from tokenspeed.server.http_server import HttpServer, listen, url_of
-from tokenspeed.server.lifecycle import Signals, drain, first_of, stop_streams, until_engine_dies
-from tokenspeed.server.offload import Offload
-from tokenspeed.server.state import ServerState
-from tokenspeed.text.source import ModelError
-from tokenspeed.text.text_side import TextSide, load_text_side
+from tokenspeed.server.listener import listen
+from tokenspeed.spans import span
 
-DEATH_GRACE_S = 1.0
-"""How long a server without an engine still answers, so that clients and probes learn of it."""
-
-LoadText = Callable[[ModelConfig], TextSide]
+_RUN = "tokenspeed.server.run"
 
 
 def serve(config: Config) -> int:
@@ -50,63 +40,14 @@ def serve(config: Config) -> int:
 
 
 async def _serve(config: Config, listener: socket.socket) -> int:
-    return await run_server(config, EngineClient(config), load_text_side, listener)
-
-
-async def run_server(
-    config: Config, client: EngineClient, load_text: LoadText, listener: socket.socket
-) -> int:
-    """Serve on a listening socket, which is closed at the end, as the client is."""
     began = time.monotonic()
-    url = url_of(listener)
-    _warn_if_open(config, listener)
-    state = ServerState(config, client)
-    signals = Signals()
-    server = HttpServer(create_app(state), listener)
-    with signals.installed():
-        try:
-            await client.start()
-            await first_of(
-                signals.first.wait(), server.ended(), _start_up(state, load_text, url, began)
-            )
-            if not signals.first.is_set():
-                await first_of(signals.first.wait(), server.ended(), until_engine_dies(state))
-            return await _wind_down(state, signals)
-        except (EngineDead, ModelError) as error:
-            logger.error("%s", error)
-            return 1
-        finally:
-            await client.close()
-            await server.stop()
-
-
-async def _start_up(state: ServerState, load_text: LoadText, url: str, began: float) -> None:
-    """Return when requests can be served. Raises EngineDead or ModelError."""
-    # A thread of its own, without a limit in time: a tokenizer may have to be downloaded first.
-    loading = Offload(threads=1, deadline_s=None).run(load_text, state.config.model)
-    text, _ = await asyncio.gather(loading, state.client.wait_ready())
-    if text.defaults:
-        shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
-        logger.info("sampling defaults from the model's generation_config.json: %s", shown)
-    state.text = text
-    ready = state.client.ready
-    summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
-    seconds = time.monotonic() - began
-    logger.info("ready in %.1f s at %s, model %s%s", seconds, url, state.names[0], summary)
-
-
-async def _wind_down(state: ServerState, signals: Signals) -> int:
-    """End what runs, after a signal (0) or after the engine's death (1)."""
-    if state.client.state != "dead":
-        await drain(state, signals)
-        return 0
-    logger.error("the engine is dead: %s", state.client.failure)
-    await stop_streams(state, engine_failed("The engine stopped while it worked on this request."))
-    await asyncio.sleep(DEATH_GRACE_S)
-    return 1
-
-
-def _warn_if_open(config: Config, listener: socket.socket) -> None:
-    address = listener.getsockname()[0]
-    if not config.server.api_key and not ipaddress.ip_address(address).is_loopback:
-        logger.warning("%s is reachable from outside and no --api-key is set", address)
+    client = EngineClient(config)
+    await client.start()
+    try:
+        with span("process.import"):
+            run = importlib.import_module(_RUN)
+    except BaseException:
+        await client.close()
+        raise
+    status: int = await run.run_server(config, client, listener, began=began)
+    return status

@@ -21,6 +21,7 @@ from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten,
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
+from tokenspeed.spans import span
 from tokenspeed.text.text_side import TextSide
 
 
@@ -51,6 +52,7 @@ class ServerState:
         self.idle.set()
         self._stopped: APIError | None = None
         self._num_active = 0
+        self._has_generated = False
         self._seeds = random.Random(config.model.seed)
 
     @property
@@ -109,6 +111,13 @@ class ServerState:
             )
         if self.num_samples + num_samples > capacity:
             raise overloaded(f"The queue is full ({capacity} sequences run or wait). Retry later.")
+
+    def first_token(self) -> contextlib.AbstractContextManager[object]:
+        """The wait for the very first token is timed as the end of the start-up."""
+        if self._has_generated:
+            return contextlib.nullcontext()
+        self._has_generated = True
+        return span("first_token")
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:

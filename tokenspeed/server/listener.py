@@ -1,0 +1,37 @@
+"""The listening socket, bound before anything is loaded. Light: it comes before other imports."""
+
+from __future__ import annotations
+
+import socket
+
+BACKLOG = 4096
+
+
+def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
+    """A listening socket; raises OSError at once if the port is taken.
+
+    Connections whose peer takes nothing for `stall_timeout_s` are dropped by the kernel: closing
+    them alone would wait for a reader that never comes.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000)
+        )
+        listener.bind(address)
+        # Bound alone, the port could still be bound by another that also does not listen yet.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

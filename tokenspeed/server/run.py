@@ -1,0 +1,98 @@
+"""`run_server`: an engine's client, the text side and the HTTP server, from start to end.
+
+Probes are answered while the model loads. Whatever ends the server ends the engine process too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+
+from tokenspeed.config import Config, ModelConfig
+from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.log import logger
+from tokenspeed.server.app import create_app
+from tokenspeed.server.errors import engine_failed
+from tokenspeed.server.http_server import HttpServer
+from tokenspeed.server.lifecycle import Signals, drain, first_of, stop_streams, until_engine_dies
+from tokenspeed.server.listener import url_of
+from tokenspeed.server.offload import Offload
+from tokenspeed.server.state import ServerState
+from tokenspeed.spans import carried, span
+from tokenspeed.text.source import ModelError
+from tokenspeed.text.text_side import TextSide, load_text_side
+
+DEATH_GRACE_S = 1.0
+"""How long a server without an engine still answers, so that clients and probes learn of it."""
+
+LoadText = Callable[[ModelConfig], TextSide]
+
+
+async def run_server(
+    config: Config,
+    client: EngineClient,
+    listener: socket.socket,
+    *,
+    began: float,
+    load_text: LoadText = load_text_side,
+) -> int:
+    """Serve on a listening socket with a client that has been started; both are closed at the end.
+    `began`: when the start-up did, on the monotonic clock.
+    """
+    url = url_of(listener)
+    _warn_if_open(config, listener)
+    state = ServerState(config, client)
+    signals = Signals()
+    with span("http.app"):
+        server = HttpServer(create_app(state), listener)
+    with signals.installed():
+        try:
+            await first_of(
+                signals.first.wait(), server.ended(), _start_up(state, load_text, url, began)
+            )
+            if not signals.first.is_set():
+                await first_of(signals.first.wait(), server.ended(), until_engine_dies(state))
+            return await _wind_down(state, signals)
+        except (EngineDead, ModelError) as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            await client.close()
+            await server.stop()
+
+
+async def _start_up(state: ServerState, load_text: LoadText, url: str, began: float) -> None:
+    """Return when requests can be served. Raises EngineDead or ModelError."""
+    with span("http.ready"):
+        # A thread of its own, without a limit in time: a tokenizer may have to be fetched first.
+        load = carried(span("tokenizer.load")(load_text))
+        loading = Offload(threads=1, deadline_s=None).run(load, state.config.model)
+        text, _ = await asyncio.gather(loading, state.client.wait_ready())
+    if text.defaults:
+        shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
+        logger.info("sampling defaults from the model's generation_config.json: %s", shown)
+    state.text = text
+    ready = state.client.ready
+    summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
+    seconds = time.monotonic() - began
+    logger.info("ready in %.1f s at %s, model %s%s", seconds, url, state.names[0], summary)
+
+
+async def _wind_down(state: ServerState, signals: Signals) -> int:
+    """End what runs, after a signal (0) or after the engine's death (1)."""
+    if state.client.state != "dead":
+        await drain(state, signals)
+        return 0
+    logger.error("the engine is dead: %s", state.client.failure)
+    await stop_streams(state, engine_failed("The engine stopped while it worked on this request."))
+    await asyncio.sleep(DEATH_GRACE_S)
+    return 1
+
+
+def _warn_if_open(config: Config, listener: socket.socket) -> None:
+    address = listener.getsockname()[0]
+    if not config.server.api_key and not ipaddress.ip_address(address).is_loopback:
+        logger.warning("%s is reachable from outside and no --api-key is set", address)
