@@ -6,21 +6,41 @@
 A decode row continues at `lengths[slot] - 1`, wherever the device stands: the host need not have
 seen the step before. Only `extend` moves a length, after a step was sampled; all else may be done
 twice, so that a step which failed on the way can be run again.
+
+One slot more than requests may hold is the scratch slot: one token long for ever, on a page of its
+own. Rows that only fill a batch up to the size of a CUDA graph stand there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tokenspeed.batch import Row, SlotStart
+from tokenspeed.engine.transfer import send
+
+
+@dataclass(frozen=True)
+class QueryTokens:
+    """The T query tokens of a step's R rows, on the device, int64. By token: `ids`, `positions` and
+    the row that owns it. By row: its slot, where its tokens end, and the length of its context.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    owners: Tensor
+    slots: Tensor
+    ends: Tensor
+    lengths: Tensor
 
 
 class Slots:
-    """`tokens` [S, max_len] int32 and `lengths` [S] int64 on the device; `tables[g]` [S, pages]
-    int64 on the host: page ids by cache group, slot and page index.
+    """`tokens` [S + 1, max_len] int32 and `lengths` [S + 1] int64 on the device; `tables[g]`
+    [S + 1, pages] int64 on the host: page ids by cache group, slot and page index. An attention
+    that looks pages up on the device reads `device_tables[g]`, the same in int32.
     """
 
     def __init__(
@@ -30,21 +50,31 @@ class Slots:
         num_groups: int,
         block_size: int,
         device: torch.device,
+        *,
+        scratch_page: int | None = None,
     ) -> None:
+        """`scratch_page` belongs to the scratch slot; with it there are tables on the device."""
         self.max_len = max_len
         self.block_size = block_size
-        self.tokens = torch.zeros(num_slots, max_len, dtype=torch.int32, device=device)
-        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        pages = -(-max_len // block_size)
-        self.tables = [torch.zeros(num_slots, pages, dtype=torch.int64) for _ in range(num_groups)]
+        self.scratch = num_slots
+        self.device = device
+        self.tokens = torch.zeros(num_slots + 1, max_len, dtype=torch.int32, device=device)
+        self.lengths = torch.ones(num_slots + 1, dtype=torch.int64, device=device)
+        shape = num_slots + 1, -(-max_len // block_size)
+        self.tables = [torch.zeros(shape, dtype=torch.int64) for _ in range(num_groups)]
+        self.device_tables: list[Tensor] = []
+        if scratch_page is not None:
+            self.device_tables = [
+                torch.full(shape, scratch_page, dtype=torch.int32, device=device)
+                for _ in range(num_groups)
+            ]
         self._starts: list[SlotStart | None] = [None] * num_slots
 
     def start(self, start: SlotStart) -> None:
         """A request enters the slot; whoever was there is forgotten."""
         count = len(start.token_ids)
         assert 0 < count <= self.max_len, f"slot {start.slot} cannot hold {count} tokens"
-        ids = torch.tensor(start.token_ids, dtype=torch.int32)
-        self.tokens[start.slot, :count] = ids.to(self.tokens.device)
+        self.tokens[start.slot, :count] = send(start.token_ids, self.device, torch.int32)
         self.lengths[start.slot] = count
         self._starts[start.slot] = start
 
@@ -56,12 +86,23 @@ class Slots:
         )
         return start
 
-    def append_pages(self, row: Row) -> None:
-        """Take in the pages that the row brings; its tokens, and what it samples, must fit."""
-        assert row.start + row.num_tokens + row.sample <= self.max_len, f"no room for {row}"
-        for table, first, pages in zip(self.tables, row.page_starts, row.pages, strict=True):
-            if pages:
-                table[row.slot, first : first + len(pages)] = torch.tensor(pages)
+    def append_pages(self, rows: Sequence[Row]) -> None:
+        """Take in the pages that the rows bring; their tokens, and what they sample, must fit."""
+        for row in rows:
+            assert row.start + row.num_tokens + row.sample <= self.max_len, f"no room for {row}"
+        for group, table in enumerate(self.tables):
+            places = [
+                (row.slot, row.page_starts[group] + i, page)
+                for row in rows
+                for i, page in enumerate(row.pages[group])
+            ]
+            if not places:
+                continue
+            slots, indices, pages = torch.tensor(places).unbind(1)
+            table[slots, indices] = pages
+            if self.device_tables:
+                slots, indices, pages = send(places, self.device).unbind(1)
+                self.device_tables[group][slots, indices] = pages.int()
 
     def page_tables(self, rows: Sequence[Row]) -> list[list[Tensor]]:
         """By group and row: the page ids that the row's tokens and their past stand in."""
@@ -71,27 +112,19 @@ class Slots:
             for table in self.tables
         ]
 
-    def inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Ids and positions of all query tokens, row after row: int64 [T] each."""
-        device = self.tokens.device
-        counts = torch.tensor([row.num_tokens for row in rows], device=device)
-        slots = torch.tensor([row.slot for row in rows], device=device)
+    def inputs(self, rows: Sequence[Row]) -> QueryTokens:
+        """Ids, positions and rows of all query tokens, row after row."""
+        numbers = [(row.slot, row.num_tokens, row.start, row.decode) for row in rows]
+        slots, counts, planned, decode = send(numbers, self.device).unbind(1)
         total = sum(row.num_tokens for row in rows)
-        begins = counts.cumsum(0) - counts
-        shift = (self.row_starts(rows) - begins).repeat_interleave(counts, output_size=total)
-        positions = torch.arange(total, device=device) + shift
-        slots = slots.repeat_interleave(counts, output_size=total)
-        return self.tokens[slots, positions].long(), positions
-
-    def row_starts(self, rows: Sequence[Row]) -> Tensor:
-        """Position of each row's first query token, int64 [R]: a decode row's is the device's."""
-        device = self.tokens.device
-        planned = torch.tensor([row.start for row in rows], device=device)
-        if not any(row.decode for row in rows):
-            return planned
-        decode = torch.tensor([row.decode for row in rows], device=device)
-        slots = torch.tensor([row.slot for row in rows], device=device)
-        return torch.where(decode, self.lengths[slots] - 1, planned)
+        # A decode row starts where the device stands.
+        starts = torch.where(decode.bool(), self.lengths[slots] - 1, planned)
+        ends = counts.cumsum(0)
+        order = torch.arange(len(rows), device=self.device)
+        owners = order.repeat_interleave(counts, output_size=total)
+        positions = torch.arange(total, device=self.device) + (starts - ends + counts)[owners]
+        ids = self.tokens[slots[owners], positions].long()
+        return QueryTokens(ids, positions, owners, slots, ends, starts + counts)
 
     def extend(self, slots: Tensor, lengths: Tensor, ids: Tensor, accepted: Tensor) -> None:
         """Append a sampled id after the first `lengths` tokens of each slot, where `accepted`. All

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.batch import (
@@ -30,37 +32,35 @@ from tokenspeed.batch import (
     StepResult,
     forward_context,
 )
+from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, DeviceAttention, Executable
 from tokenspeed.engine.logprobs import Scores, score, score_hidden
 from tokenspeed.engine.sampler import (
     ERRORS,
     NOT_FINITE,
     OK,
-    Sampled,
     SamplingPlan,
     plan_sampling,
     sample,
 )
-from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.slots import QueryTokens, Slots
+from tokenspeed.engine.transfer import Fetch, send
 from tokenspeed.kernels.attention_torch import AttentionStep
+from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.request import TokenLogprob
 
 
-class Executable(Protocol):
-    """The model as three functions over the step's T tokens."""
+@runtime_checkable
+class HostAttention(SequenceState, Protocol):
+    """Attention whose pages the host looks up."""
 
-    def embed(self, ids: Tensor) -> Tensor: ...
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor: ...
-    def head(self, rows: Tensor) -> Tensor: ...
-
-
-class AttentionBackend(SequenceState, Protocol):
     def plan(self, step: AttentionStep) -> None: ...
 
 
 @dataclass(frozen=True)
 class _SampledRows:
     """The R rows of a step that are sampled, in row order. `lengths` [R]: tokens before the new
-    one; `bound` is at least their maximum, known without asking the device.
+    one; `bound` is at least their maximum, known without asking the device. `graphs`: they come
+    from one of these.
     """
 
     starts: list[SlotStart]
@@ -68,6 +68,7 @@ class _SampledRows:
     lengths: Tensor
     bound: int
     logits: Tensor
+    graphs: DecodeGraphs | None = None
 
 
 class Worker:
@@ -76,18 +77,20 @@ class Worker:
     def __init__(
         self,
         executable: Executable,
-        attention: AttentionBackend,
+        attention: HostAttention | DeviceAttention,
         slots: Slots,
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._executable = executable
         self._attention = attention
         self.slots = slots
+        self._graphs = graphs
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
-        self._device = slots.tokens.device
+        self._device = slots.device
         self._plan: tuple[list[SlotStart], SamplingPlan] | None = None
 
     @torch.inference_mode()
@@ -96,43 +99,68 @@ class Worker:
         for start in batch.starts:
             self.slots.start(start)
         starts = [self.slots.of(row) for row in batch.rows]
-        for row in batch.rows:
-            assert row.num_tokens == 1 or not row.decode, "a decode row has one query token"
-            self.slots.append_pages(row)
+        self.slots.append_pages(batch.rows)
+        if self._graphs is not None and all(row.decode for row in batch.rows):
+            if uniform := self._launch_graph(self._graphs, batch.rows, starts):
+                return Step(self, batch, starts, uniform, [None] * len(starts))
         ends = _ends(batch.rows)
-        self._attention.plan(
-            AttentionStep(
-                query_starts=[0, *ends],
-                context_lens=[row.start + row.num_tokens for row in batch.rows],
-                page_tables=self.slots.page_tables(batch.rows),
-            )
-        )
-        ids, positions = self.slots.inputs(batch.rows)
+        query = self.slots.inputs(batch.rows)
+        self._plan_attention(batch.rows, ends, query)
         with forward_context(self._attention):
-            x = self._executable.embed(ids)
-            hidden = self._executable.forward(x, positions)
+            x = self._executable.embed(query.ids)
+            hidden = self._executable.forward(x, query.positions)
         prompt_scores = [
             self._score_prompt(row, start, hidden[end - row.num_tokens : end])
             for row, start, end in zip(batch.rows, starts, ends, strict=True)
         ]
-        sampled = self._sampled_rows(batch.rows, starts, ends, hidden)
+        sampled = self._sampled_rows(batch.rows, starts, query, hidden)
         return Step(self, batch, starts, sampled, prompt_scores)
 
+    def _launch_graph(
+        self, graphs: DecodeGraphs, rows: list[Row], starts: list[SlotStart]
+    ) -> _SampledRows | None:
+        """A step of nothing but decodes, if there is a graph that is large enough."""
+        found = graphs.forward([row.slot for row in rows])
+        if found is None:
+            return None
+        logits, lengths, slots = found
+        bound = max(row.start for row in rows) + 1
+        return _SampledRows(starts, slots, lengths, bound, logits, graphs)
+
+    def _plan_attention(self, rows: list[Row], ends: list[int], query: QueryTokens) -> None:
+        contexts = [row.start + row.num_tokens for row in rows]
+        if isinstance(self._attention, HostAttention):
+            tables = self.slots.page_tables(rows)
+            self._attention.plan(AttentionStep([0, *ends], contexts, tables))
+            return
+        self._attention.plan_device(
+            DeviceStep(
+                num_rows=len(rows),
+                num_tokens=ends[-1],
+                max_query_len=max(row.num_tokens for row in rows),
+                max_context_len=max(contexts),
+                slots=query.slots.int(),
+                query_starts=F.pad(query.ends, (1, 0)).int(),
+                context_lens=query.lengths.int(),
+                positions=query.positions,
+                token_rows=query.owners.int(),
+            )
+        )
+
     def _sampled_rows(
-        self, rows: list[Row], starts: list[SlotStart], ends: list[int], hidden: Tensor
+        self, rows: list[Row], starts: list[SlotStart], query: QueryTokens, hidden: Tensor
     ) -> _SampledRows | None:
         """Only the last query token of each sampled row goes through the head."""
         chosen = [i for i, row in enumerate(rows) if row.sample]
         if not chosen:
             return None
-        sampled = [rows[i] for i in chosen]
-        last = torch.tensor([ends[i] - 1 for i in chosen], device=self._device)
-        counts = torch.tensor([row.num_tokens for row in sampled], device=self._device)
+        which = slice(None) if len(chosen) == len(rows) else send(chosen, self._device)
+        last = query.ends[which] - 1
         return _SampledRows(
             starts=[starts[i] for i in chosen],
-            slots=torch.tensor([row.slot for row in sampled], device=self._device),
-            lengths=self.slots.row_starts(sampled) + counts,
-            bound=max(row.start + row.num_tokens for row in sampled),
+            slots=query.slots[which],
+            lengths=query.lengths[which],
+            bound=max(rows[i].start + rows[i].num_tokens for i in chosen),
             logits=self._executable.head(hidden[last]).float(),
         )
 
@@ -168,9 +196,9 @@ class Step:
         self._worker = worker
         self._starts = starts
         self._rows = rows
-        self._prompt_scores = prompt_scores
-        self._sampled: Sampled | None = None
-        self._scores: Scores | None = None
+        self._prompt_scores = [None if each is None else _fetch(each) for each in prompt_scores]
+        self._scores: Fetch | None = None
+        self._sampled: Fetch | None = None
 
     @torch.inference_mode()
     def sample(self, masks: Tensor | None = None) -> None:
@@ -181,26 +209,31 @@ class Step:
         if rows is None:
             return
         plan = self._worker.sampling_plan(rows.starts)
-        slots = self._worker.slots
-        sampled = sample(rows.logits, plan, slots.tokens[:, : rows.bound], rows.lengths, masks)
+        if rows.graphs is not None and plan == PLAIN and masks is None:
+            sampled = rows.graphs.sample(len(rows.starts))
+        else:
+            slots = self._worker.slots
+            sampled = sample(rows.logits, plan, slots.tokens[:, : rows.bound], rows.lengths, masks)
+            slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
         asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]
         if asked:
             with_top = any(rows.starts[i].params.logprobs for i in asked)
-            self._scores = score(rows.logits[asked], sampled.ids[asked], with_top)
-        slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
-        self._sampled = sampled
+            which = send(asked, rows.logits.device)
+            self._scores = _fetch(score(rows.logits[which], sampled.ids[which], with_top))
+        self._sampled = Fetch(sampled.ids, sampled.status)
 
     def result(self) -> StepResult:
-        """Wait for the device; one result a row, in row order."""
+        """Wait for the step, not for those launched behind it; one result a row, in row order."""
         sampled = iter(self._sampled_results())
         results = []
-        for row, start, scores in zip(
+        for row, start, fetch in zip(
             self.batch.rows, self._starts, self._prompt_scores, strict=True
         ):
             result = RowResult(slot=row.slot, generation=row.generation)
             if row.sample:
                 result = next(sampled)
-            if scores is not None:
+            if fetch is not None:
+                scores = Scores(*fetch.wait())
                 counts = [start.params.prompt_logprobs or 0] * len(scores.ids)
                 result = _with_prompt(result, scores.entries(counts))
             results.append(result)
@@ -211,12 +244,14 @@ class Step:
             return []
         assert self._sampled is not None, "result() before sample()"
         starts = self._rows.starts
-        counts = [start.params.logprobs for start in starts if start.params.logprobs is not None]
-        entries = iter(self._scores.entries(counts) if self._scores is not None else [])
+        ids, statuses = self._sampled.wait()
+        entries: Iterator[TokenLogprob] = iter(())
+        if self._scores is not None:
+            asked = [start.params.logprobs for start in starts]
+            counts = [count for count in asked if count is not None]
+            entries = iter(Scores(*self._scores.wait()).entries(counts))
         results = []
-        for start, token, status in zip(
-            starts, self._sampled.ids.tolist(), self._sampled.status.tolist(), strict=True
-        ):
+        for start, token, status in zip(starts, ids.tolist(), statuses.tolist(), strict=True):
             logprobs = None if start.params.logprobs is None else [next(entries)]
             result = RowResult(
                 slot=start.slot, generation=start.generation, token_ids=[token], logprobs=logprobs
@@ -225,6 +260,10 @@ class Step:
                 result = _failed(result, ERRORS[status])
             results.append(result)
         return results
+
+
+def _fetch(scores: Scores) -> Fetch:
+    return Fetch(scores.ids, scores.chosen, scores.top_ids, scores.top)
 
 
 def _ends(rows: list[Row]) -> list[int]:

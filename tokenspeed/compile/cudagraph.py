@@ -1,0 +1,70 @@
+"""CUDA graphs: work that is recorded once and replayed without launching anything.
+
+A recording works on fixed tensors: what it reads is written before a replay, what it returns is
+overwritten by the next. All recordings of one pool share memory, so a replay also overwrites what
+another recording returned, unless somebody holds that (torch keeps what is referred to). Without
+CUDA a recording is the function itself, run anew into the same tensors: the oracle of graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WARMUPS = 2
+
+_FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
+"""(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
+
+
+def graph_sizes(largest: int) -> tuple[int, ...]:
+    """Batch sizes worth a graph, ascending, up to `largest`, which is one of them."""
+    sizes = {1, 2, 4, largest}
+    begin = 8
+    for step, end in (_FINE, _MIDDLE, _COARSE):
+        sizes |= set(range(begin, end + 1, step))
+        begin = end + step
+    return tuple(sorted(size for size in sizes if size <= largest))
+
+
+def padded_size(sizes: Sequence[int], count: int) -> int | None:
+    """The smallest of ascending `sizes` that holds `count` rows, if one does."""
+    return next((size for size in sizes if size >= count), None)
+
+
+class GraphPool:
+    """Memory that recordings share. Record the largest first: the others then fit into it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.handle: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+class Recording:
+    """`run` recorded: `replay` does it again, into the same `results`."""
+
+    def __init__(self, run: Callable[[], tuple[Tensor, ...]], pool: GraphPool) -> None:
+        self._run = run
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if pool.device.type != "cuda":
+            self.results = run()
+            return
+        stream = torch.cuda.Stream(pool.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled and workspaces made before
+            for _ in range(_WARMUPS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool.handle):
+            self.results = run()
+
+    def replay(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        for kept, new in zip(self.results, self._run(), strict=True):
+            kept.copy_(new)

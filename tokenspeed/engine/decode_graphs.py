@@ -1,0 +1,161 @@
+"""Decode steps as graphs: every row has one query token, so a step is known by its size alone.
+
+    forward   row slots -> next input ids and positions -> pages, attention -> hidden -> logits
+    sample    logits -> greedy ids, appended to the slots: for steps in which no row asks for more
+
+Both are recorded for some batch sizes. A step takes the next larger one; the rows that are left
+over stand in the scratch slot. Everything a graph needs is read from the slots on the device, so a
+step sends nothing but the slots of its rows, and those only when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tokenspeed.batch import SequenceState, forward_context
+from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
+from tokenspeed.engine.sampler import OK, Sampled, SamplingPlan, sample
+from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.transfer import send
+from tokenspeed.kernels.device_step import DeviceStep
+
+PLAIN = SamplingPlan(edits=None, random=None)
+"""Greedy, nothing asked."""
+
+
+class Executable(Protocol):
+    """The model as three functions over the step's T tokens."""
+
+    def embed(self, ids: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor: ...
+    def head(self, rows: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class DeviceAttention(SequenceState, Protocol):
+    """Attention that finds pages and lengths on the device: only such a step can be recorded."""
+
+    def plan_device(self, step: DeviceStep) -> None: ...
+
+
+@dataclass(frozen=True)
+class UniformStep:
+    """What the graphs of one size work on: logits [B, V] float32, lengths [B]."""
+
+    forward: Recording
+    sample: Recording
+
+    @property
+    def logits(self) -> Tensor:
+        return self.forward.results[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.forward.results[1]
+
+
+class DecodeGraphs:
+    """The graphs of all sizes. Everything runs on the engine's thread, under inference mode."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        attention: DeviceAttention,
+        slots: Slots,
+        sizes: Sequence[int],
+    ) -> None:
+        self._executable = executable
+        self._attention = attention
+        self._slots = slots
+        self._sizes = sorted(sizes)
+        self._steps: dict[int, UniformStep] = {}
+        largest, device = self._sizes[-1], slots.device
+        self._pool = GraphPool(device)
+        self._row_slots = torch.full((largest,), slots.scratch, device=device)
+        self._order = torch.arange(largest + 1, dtype=torch.int32, device=device)
+        self._held: list[int] = []
+
+    @torch.inference_mode()
+    def record(self, size: int) -> None:
+        """Record a size. Nothing of the engine's state changes: all rows stand in scratch."""
+        self._hold([])
+
+        def forward() -> tuple[Tensor, ...]:
+            return self._forward(size)
+
+        recorded = Recording(forward, self._pool)
+        logits, lengths = recorded.results
+
+        def choose() -> tuple[Tensor, ...]:
+            return self._choose(size, logits, lengths)
+
+        self._steps[size] = UniformStep(recorded, Recording(choose, self._pool))
+
+    @property
+    def sizes(self) -> list[int]:
+        """What is recorded, ascending."""
+        return sorted(self._steps)
+
+    def forward(self, slots: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Enqueue the forward of one token for each of `slots`: logits [R, V] float32, lengths [R]
+        and slots [R], all of which the next call overwrites. None: no graph is that large.
+        """
+        size = padded_size(self.sizes, len(slots))
+        if size is None:
+            return None
+        self._hold(slots)
+        step, count = self._steps[size], len(slots)
+        step.forward.replay()
+        return step.logits[:count], step.lengths[:count], self._row_slots[:count]
+
+    def sample(self, count: int) -> Sampled:
+        """Enqueue greedy sampling of what `forward` just left, and append it to the slots."""
+        size = padded_size(self.sizes, count)
+        assert size is not None and count == len(self._held), "sample() of another step"
+        self._steps[size].sample.replay()
+        ids, status = self._steps[size].sample.results
+        return Sampled(ids=ids[:count], status=status[:count])
+
+    def _hold(self, slots: list[int]) -> None:
+        """Make `slots` the rows of the next replay. Mostly they are those of the last."""
+        if slots == self._held:
+            return
+        rows = slots + [self._slots.scratch] * (self._row_slots.shape[0] - len(slots))
+        self._row_slots.copy_(send(rows, self._slots.device), non_blocking=True)
+        self._held = list(slots)
+
+    def _forward(self, size: int) -> tuple[Tensor, Tensor]:
+        slots = self._slots
+        rows = self._row_slots[:size]
+        lengths = slots.lengths[rows]
+        positions = lengths - 1
+        ids = slots.tokens[rows, positions].long()
+        order = self._order[: size + 1]
+        self._attention.plan_device(
+            DeviceStep(
+                num_rows=size,
+                num_tokens=size,
+                max_query_len=1,
+                max_context_len=slots.max_len,
+                slots=rows.int(),
+                query_starts=order,
+                context_lens=lengths.int(),
+                positions=positions,
+                token_rows=order[:size],
+            )
+        )
+        with forward_context(self._attention):
+            hidden = self._executable.forward(self._executable.embed(ids), positions)
+        return self._executable.head(hidden).float(), lengths
+
+    def _choose(self, size: int, logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        slots, rows = self._slots, self._row_slots[:size]
+        sampled = sample(logits, PLAIN, slots.tokens, lengths)
+        accepted = (sampled.status == OK) & (rows != slots.scratch)
+        slots.extend(rows, lengths, sampled.ids, accepted)
+        return sampled.ids, sampled.status

@@ -1,0 +1,46 @@
+"""Between host and device without waiting for either.
+
+A plain `torch.tensor(..., device="cuda")` waits for everything that runs there: one of them in a
+launch, and no step overlaps the one before. Pinned memory is copied in stream order instead; its
+blocks are kept until the copy is over (torch's caching host allocator sees to that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def send(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers (nested lists make dimensions) as a tensor on the device."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class Fetch:
+    """A copy to the host that has been enqueued; `wait` ends when that copy does, whatever else the
+    device has to do behind it.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensors
+        if tensors and tensors[0].is_cuda:
+            self._host = tuple(_pinned_like(each) for each in tensors)
+            for host, each in zip(self._host, tensors, strict=True):
+                host.copy_(each, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
