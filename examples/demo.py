@@ -40,8 +40,8 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
 
 def main() -> None:
     port = free_port()
-    command = ["-m", "tokenspeed", "serve", "smollm2", "--port", str(port)]
-    print("$ tokenspeed", *command[2:], flush=True)
+    command = ["-P", "-m", "tokenspeed", "serve", "smollm2", "--port", str(port)]
+    print("$ tokenspeed", *command[3:], flush=True)
     server = subprocess.Popen([sys.executable, *command])
     try:
         wait_until_ready(server, f"http://127.0.0.1:{port}/ready")

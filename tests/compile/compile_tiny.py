@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenspeed.batch import forward_context
-from tokenspeed.compile import torch_api
 from tokenspeed.kernels.attend import attend, reference
 from tokenspeed.models import family_of
 from tokenspeed.models.family import DecoderConfig, Family
@@ -101,12 +100,14 @@ def tiny_family(architecture: str, **changes: Any) -> tuple[Family, DecoderConfi
 
 
 def random_model(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Parameters and buffers at random; a model with `fill_buffers` wants it called."""
+    """Parameters of `dtype` and buffers, all at random; `fill_buffers` puts computed ones right."""
     torch.manual_seed(0)
-    with torch.no_grad(), torch_api.default_dtype(dtype):
+    with torch.no_grad():
         model = make().requires_grad_(False)
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.normal_(0.0, 0.2)
+        for parameter in model.parameters():
+            parameter.data = parameter.to(dtype)
     return model
 
 

@@ -10,26 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from compile_entries import FACTS, PIECE, fill, found, missed
 
 from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile import entry as entry_module
-from tokenspeed.compile.cache import CompileCache, Miss, cache_root
+from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
 from tokenspeed.compile.key import digest_of
 
-FACTS = {"format": 1, "compile": {"dtype": "float32"}, "versions": {"torch": "2.13"}}
-OTHER = {"format": 1, "compile": {"dtype": "bfloat16"}, "versions": {"torch": "2.13"}}
-PIECE = "pieces/abc-all.bin"
-
-
-def fill(folder: Path) -> Contents:
-    """The files of an entry, none of them real."""
-    (folder / "pieces").mkdir()
-    (folder / "inductor" / "xy").mkdir(parents=True)
-    (folder / "plan.json").write_text("{}")
-    (folder / PIECE).write_bytes(b"piece" * 100)
-    (folder / "inductor" / "xy" / "z.so").write_bytes(b"object")
-    return Contents({"abc": StoredPiece([(0, None, PIECE)], None)}, None)
+OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
 
 def never(folder: Path) -> Contents:
@@ -44,19 +33,6 @@ def cache(tmp_path: Path) -> CompileCache:
 @pytest.fixture
 def stored(cache: CompileCache) -> Entry:
     return cache.store(FACTS, "/home/a/My Model-1.5B.gguf", fill)
-
-
-def found(cache: CompileCache, facts: dict[str, object] = FACTS) -> Entry:
-    entry = cache.find(facts)
-    assert isinstance(entry, Entry), entry
-    return entry
-
-
-def missed(cache: CompileCache, facts: dict[str, object] = FACTS) -> str:
-    miss = cache.find(facts)
-    assert isinstance(miss, Miss)
-    assert "\n" not in miss.reason
-    return miss.reason
 
 
 def test_an_empty_cache_is_a_miss_and_stays_empty(cache: CompileCache) -> None:

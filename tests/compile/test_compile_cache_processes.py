@@ -9,56 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from compile_entries import FACTS, fill, found
 
 from tokenspeed.compile import cache as cache_module
-from tokenspeed.compile.cache import CompileCache, Miss
-from tokenspeed.compile.entry import Contents, Entry, StoredPiece
-
-FACTS = {"format": 1, "compile": {"dtype": "float32"}, "versions": {"torch": "2.13"}}
-PIECE = "pieces/abc-all.bin"
-
-
-def fill(folder: Path) -> Contents:
-    """The files of an entry, none of them real."""
-    (folder / "pieces").mkdir()
-    (folder / "inductor" / "xy").mkdir(parents=True)
-    (folder / "plan.json").write_text("{}")
-    (folder / PIECE).write_bytes(b"piece" * 100)
-    (folder / "inductor" / "xy" / "z.so").write_bytes(b"object")
-    return Contents({"abc": StoredPiece([(0, None, PIECE)], None)}, None)
-
-
-def never(folder: Path) -> Contents:
-    raise AssertionError("the entry is there")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> CompileCache:
-    return CompileCache(tmp_path / "root")
-
-
-@pytest.fixture
-def stored(cache: CompileCache) -> Entry:
-    return cache.store(FACTS, "/home/a/My Model-1.5B.gguf", fill)
-
-
-def found(cache: CompileCache, facts: dict[str, object] = FACTS) -> Entry:
-    entry = cache.find(facts)
-    assert isinstance(entry, Entry), entry
-    return entry
-
-
-def missed(cache: CompileCache, facts: dict[str, object] = FACTS) -> str:
-    miss = cache.find(facts)
-    assert isinstance(miss, Miss)
-    assert "\n" not in miss.reason
-    return miss.reason
-
+from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.entry import Contents
 
 SLOW = """
 import sys, time
 from pathlib import Path
-import test_compile_cache as t
+import compile_entries as t
 from tokenspeed.compile.cache import CompileCache
 def fill(folder):
     print("filling", flush=True)
@@ -114,13 +74,14 @@ def test_who_was_killed_does_not_block_the_next(
 
 
 def test_without_locks_the_first_that_is_done_wins(
-    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache, inner = CompileCache(tmp_path), []
+
     def no_locks(*args: object) -> None:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(cache_module.fcntl, "flock", no_locks)
-    inner = []
 
     def fill_late(folder: Path) -> Contents:
         inner.append(cache.store(FACTS, "m", fill))
@@ -131,11 +92,11 @@ def test_without_locks_the_first_that_is_done_wins(
 
 
 def test_one_who_holds_the_lock_for_ever_is_not_waited_for(
-    cache: CompileCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "_MAX_WAIT_S", 0.3)
     monkeypatch.setattr(cache_module, "_POLL_S", 0.05)
-    waits: list[int] = []
+    cache, waits = CompileCache(tmp_path), []
 
     def fill_meanwhile(folder: Path) -> Contents:
         cache.store(FACTS, "m", fill, lambda: waits.append(1))

@@ -5,7 +5,6 @@ tried in test_compile_key_matrix.py.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import json
 import os
@@ -18,39 +17,22 @@ from typing import Any
 
 import pytest
 import torch
+from compile_tiny import tiny_family
 
 from tokenspeed.compile import key
 from tokenspeed.compile.key import Target, differences, digest_of, facts_of
 from tokenspeed.compile.ranges import token_ranges
-from tokenspeed.models import MODELS
-
-HF_CONFIG = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "max_position_embeddings": 128,
-    "rope_theta": 10000.0,
-}
 
 
-def target(family: str = "LlamaForCausalLM", **changes: Any) -> Target:
-    """A target; `changes` are of it, or else of config.json."""
-    names = {field.name for field in dataclasses.fields(Target)}
-    config = HF_CONFIG | {k: v for k, v in changes.items() if k not in names | {"max_model_len"}}
-    row = MODELS[family]
-    base = Target(
-        model=row.model,
-        config=row.config.from_dict(config, changes.get("max_model_len")),
+def target(model: Callable[..., Any] | None = None) -> Target:
+    family, config = tiny_family("LlamaForCausalLM")
+    return Target(
+        model=model or family.model,
+        config=config,
         dtype=torch.float32,
         device=torch.device("cpu"),
         ranges=token_ranges("cpu", 8),
     )
-    return dataclasses.replace(base, **{k: v for k, v in changes.items() if k in names})
 
 
 BASE = facts_of(target())
@@ -98,7 +80,7 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     def edit(name: str) -> key.Facts:
         if name:
             (package / name).write_text((package / name).read_text() + "# edited\n")
-        return facts_of(target(model=model))
+        return facts_of(target(model))
 
     yield edit  # type: ignore[misc]
     for name in [name for name in sys.modules if name.split(".")[0] == "zoo"]:

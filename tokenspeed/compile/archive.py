@@ -210,7 +210,7 @@ def _header(name: str, size: int) -> bytes:
     zero, blank = b"0000000\0", b" " * 8
     sizes = (b"%011o\0" % size, b"%011o\0" % 0)
     fields = (last, b"0000600\0", zero, zero, *sizes, blank, b"0", b"", b"ustar\0", b"00")
-    header = _HEADER.pack(*fields, b"", b"", zero, zero, prefix)
+    header = _HEADER.pack(*fields, b"", b"", b"", b"", prefix)
     checksum = b"%06o\0 " % sum(header)
     return header[: _CHECKSUM.start] + checksum + header[_CHECKSUM.stop :]
 

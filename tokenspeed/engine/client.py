@@ -132,7 +132,7 @@ class EngineClient:
         with span("engine.spawn"):
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "tokenspeed.engine.process"),
+                *("-P", "-m", "tokenspeed.engine.process"),  # -P: nothing from the current folder
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -66,9 +66,8 @@ class CompileChild:
 
     def __init__(self, job: CompileJob) -> None:
         self._messages: queue.SimpleQueue[FromCompiler | None] = queue.SimpleQueue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        command = [sys.executable, "-P", "-m", MODULE]  # -P: nothing from the current folder
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone, as `wait` will find
             self._process.stdin.write(msgspec.json.encode(job) + b"\n")

@@ -1,0 +1,42 @@
+"""How the engine's process and the compiler's are started: from the installation, and without a
+trace if they cannot be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_tiny import tiny_config
+
+from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder holds a module of a name that both import; the file it leaves if run."""
+    mark = tmp_path / "was-run"
+    (tmp_path / "msgspec.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    return mark
+
+
+async def test_the_engine_imports_nothing_from_the_current_folder(poisoned: Path) -> None:
+    client = EngineClient(tiny_config("/nowhere/at/all"))
+    await client.start()
+    with pytest.raises(EngineDead, match="no such folder"):
+        await client.wait_ready()
+    await client.close()
+    assert not poisoned.exists()
+
+
+def test_the_compiler_imports_nothing_from_the_current_folder(
+    poisoned: Path, tmp_path: Path
+) -> None:
+    config = tiny_config("/nowhere/at/all")
+    child = CompileChild(CompileJob(config, str(tmp_path / "cache"), "0" * 16, 1))
+    done = child.wait(lambda detail: None)
+    child.close()
+    assert isinstance(done, CompileFailed) and "no such folder" in done.message
+    assert not poisoned.exists()

@@ -1,0 +1,66 @@
+"""One step as attention backends on a device see it: tensors of the device, and a few bounds.
+
+Made once a step, or once for a CUDA graph whose replays change only what the tensors hold. Sizes: B
+rows of T query tokens in sum. A padded batch of decodes has rows of a scratch slot, whose table
+points to a scratch page and whose context is one token long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from tokenspeed.batch import SequenceState
+from tokenspeed.kernels.attend import FusesPrologue
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """Row i has the query tokens `query_starts[i]` up to `query_starts[i + 1]`: the last of its
+    `context_lens[i]` tokens, in the pages that the table of slot `slots[i]` names.
+    """
+
+    num_rows: int
+    num_tokens: int
+    max_query_len: int
+    """1: decodes alone, one token a row."""
+    max_context_len: int
+    """A bound that the host knows; kernels read the lengths themselves on the device."""
+    slots: Tensor
+    """int32 [B]."""
+    query_starts: Tensor
+    """int32 [B + 1]."""
+    context_lens: Tensor
+    """int32 [B], with this step's tokens."""
+    positions: Tensor
+    """int64 [T]: the place of each token in its sequence."""
+    token_rows: Tensor
+    """int32 [T]: the row of each token."""
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "slots": (self.slots, self.num_rows, torch.int32),
+            "query_starts": (self.query_starts, self.num_rows + 1, torch.int32),
+            "context_lens": (self.context_lens, self.num_rows, torch.int32),
+            "positions": (self.positions, self.num_tokens, torch.int64),
+            "token_rows": (self.token_rows, self.num_tokens, torch.int32),
+        }
+        for name, (tensor, size, dtype) in sizes.items():
+            assert tensor.shape == (size,) and tensor.dtype == dtype and tensor.is_contiguous(), (
+                f"{name} must be dense {dtype} [{size}], not {tensor.dtype} {list(tensor.shape)}"
+            )
+        assert 0 < self.max_query_len <= self.num_tokens, f"{self.max_query_len} tokens in a row"
+        assert self.max_query_len <= self.max_context_len, "a context holds its queries"
+        assert self.max_query_len > 1 or self.num_tokens == self.num_rows, "a token for each row"
+
+
+class DeviceAttention(SequenceState, FusesPrologue, Protocol):
+    """A backend that works from device tensors alone, so that its calls fit into a CUDA graph."""
+
+    fuses_prologue: ClassVar[bool]
+
+    def plan_device(self, step: DeviceStep) -> None:
+        """Keep `step` for the calls to come: no copy, no wait for the device, no allocation."""
