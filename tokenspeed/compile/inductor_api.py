@@ -23,6 +23,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
 from torch._inductor.utils import clear_caches
 
+from tokenspeed.spans import span
+
 PASS_SLOT = "post_grad_custom_pre_pass"
 """The slot before Inductor folds sums into matrix products."""
 
@@ -105,7 +107,8 @@ def compiling_in(folder: Path, needs_isa: bool = True) -> Iterator[None]:
         stack.enter_context(_folders(folder))
         stack.enter_context(inductor_config.patch(BASE_SETTINGS))
         if needs_isa:
-            stack.enter_context(_best_isa_only())
+            with span("compile.probe_isa"):
+                stack.enter_context(_best_isa_only())
         yield
 
 

@@ -56,7 +56,9 @@ def plan_graphs(
     `layers`. Few layers are captured and the plan is repeated for the others; where that cannot be
     done, or with `every_layer`, all are. Raises UnsupportedGraph for a model that has no plan.
     """
-    planner = _Planner(torch_api.fake_module(make, dtype, device), device, graph_pass)
+    with span("compile.skeleton"):
+        skeleton = torch_api.fake_module(make, dtype, device)
+    planner = _Planner(skeleton, device, graph_pass)
     x, embed = planner.function("embed", (example_ids(device),))
     hidden, forward = planner.forward((x, example_ids(device)), every_layer)
     _, head = planner.function("head", (hidden,))

@@ -47,7 +47,8 @@ async def run_server(
     state = ServerState(config, client)
     signals = Signals()
     with span("http.app"):
-        server = HttpServer(create_app(state), listener)
+        app = create_app(state)
+    server = HttpServer(app, listener)
     with signals.installed():
         try:
             await first_of(
