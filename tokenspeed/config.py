@@ -113,9 +113,9 @@ class CompileConfig(Settings):
 
     level: int | None = option(
         None,
-        "optimisation level: 0 runs the captured pieces eagerly, 1 compiles them into the cache "
-        "(default: 1; on a CPU 1 if the cache has them, else 0)",
-        choices=(0, 1),
+        "optimisation level: 0 runs the captured pieces eagerly, 1 compiles them into the cache, 2 "
+        "replays decode steps as CUDA graphs (default: 2; on a CPU 1 if the cache has it, else 0)",
+        choices=(0, 1, 2),
         aliases=("-O",),
     )
     cache_dir: str | None = option(
@@ -125,7 +125,25 @@ class CompileConfig(Settings):
     strict_passes: bool = option(
         False, "fail where a pass fails or matches less than it should, instead of going on"
     )
-    attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
+    attention_backend: str = option(
+        "auto",
+        "attention kernels; auto: triton on a GPU, torch on a CPU",
+        choices=("auto", "torch", "triton"),
+    )
+    cudagraph_capture_sizes: tuple[int, ...] = option(
+        (),
+        "batch sizes of decode steps that get a CUDA graph (default: some thirty up to the limit)",
+        aliases=("--cuda-graph-bs",),
+        low=1,
+        high=4096,
+    )
+    max_cudagraph_capture_size: int | None = option(
+        None,
+        "largest batch size that gets a CUDA graph (default: --max-num-seqs, 512 at most)",
+        aliases=("--cuda-graph-max-bs",),
+        low=1,
+        high=4096,
+    )
     jit_after_ready: str = option(
         "warn",
         "what a compile that holds up requests is: a warning, or an error that ends the requests "

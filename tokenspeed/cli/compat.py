@@ -12,7 +12,8 @@ from tokenspeed.cli.scan import Takes
 _ONE, _MANY = Takes.ONE, Takes.MANY
 _ONE_DEVICE = "one device is used now; 1 is accepted"
 _NO_SPECULATION = "no speculative decoding yet; leave it out"
-_NO_GRAPHS = "no CUDA graphs are recorded yet"
+_NO_PREFILL_GRAPHS = "only decode steps are CUDA graphs"
+_PADDED = "a step takes the next larger graph, and graphs are kept"
 _NO_PARSERS = "output is not parsed yet; leave it out, the text arrives whole in `content`"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
 _NO_LORA = "no adapters yet; merge the adapter into the weights"
@@ -130,13 +131,15 @@ TABLE: Table = {
         same("--enforce-eager", "-O0"),
         same("--optimization-level", "-O", takes=_ONE),
         same("--enable-torch-compile", "-O1"),
-        always("--disable-cuda-graph --disable-prefill-graph", _NO_GRAPHS),
-        either("--disable-cuda-graph-padding --enable-cudagraph-gc", _NO_GRAPHS),
-        granted("--max-cudagraph-capture-size --cuda-graph-max-bs", _NO_GRAPHS),
-        granted("--prefill-graph-max-tokens", _NO_GRAPHS),
-        granted("--cudagraph-capture-sizes --cuda-graph-bs", _NO_GRAPHS, takes=_MANY),
-        granted("--prefill-graph-capture-sizes", _NO_GRAPHS, takes=_MANY),
-        granted("--compilation-config -cc", "levels decide: -O0 runs eagerly, -O1 compiles"),
+        same("--disable-cuda-graph", "-O1"),
+        always("--disable-prefill-graph", _NO_PREFILL_GRAPHS),
+        either("--disable-cuda-graph-padding --enable-cudagraph-gc", _PADDED),
+        granted("--prefill-graph-max-tokens", _NO_PREFILL_GRAPHS),
+        granted("--prefill-graph-capture-sizes", _NO_PREFILL_GRAPHS, takes=_MANY),
+        granted(
+            "--compilation-config -cc",
+            "levels decide: -O0 runs eagerly, -O1 compiles, -O2 replays decode steps as CUDA graphs",
+        ),
         always("--disable-autotune", "nothing is tuned at a start"),
         either("--disable-pdl --enable-nvtx", "kernels are launched plainly, one after another"),
         always("--disable-tf32", "float32 is computed in float32"),
@@ -225,13 +228,14 @@ TABLE: Table = {
 
 PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     **{
-        ("attention_backend", name): ("auto", "the same attention is computed by plain torch now")
+        ("attention_backend", name): ("auto", "the best backend here computes the same attention")
         for name in (
-            *("mha", "mla", "fa3", "fa4", "triton", "flashinfer", "trtllm", "trtllm_mla"),
+            *("mha", "mla", "fa3", "fa4", "flashinfer", "trtllm", "trtllm_mla"),
             *("trtllm_mha", "flashmla", "tokenspeed_mla", "hybrid_linear_attn"),
-            *("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "TORCH_SDPA"),
+            *("FLASH_ATTN", "FLASHINFER", "TORCH_SDPA"),
         )
     },
+    ("attention_backend", "TRITON_ATTN"): ("triton", "the same kernels by our name"),
     ("generation_config", "vllm"): ("none", "the model's generation_config.json is not read"),
     ("log_level", "warn"): ("warning", "the same level"),
     ("log_level", "critical"): ("error", "the severest level here"),

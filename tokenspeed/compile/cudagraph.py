@@ -52,7 +52,7 @@ class Recording:
         if pool.device.type != "cuda":
             self.results = run()
             return
-        stream = torch.cuda.Stream(pool.device)
+        stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and workspaces made before
             for _ in range(_WARMUPS):

@@ -9,16 +9,20 @@ import time
 
 from torch import nn
 
+from tokenspeed.compile.cudagraph import graph_sizes
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
+from tokenspeed.engine.attention import Attention, attention_backend, make_attention
+from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
-from tokenspeed.engine.model import ServedModel, attention_backend, resolve_served
+from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
+from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, cache_groups
@@ -28,6 +32,9 @@ from tokenspeed.spans import span
 from tokenspeed.text.source import eos_token_ids
 
 _PROGRESS_S = 0.2
+_MOST_ROWS = 512
+"""The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
+
 _MIB = 1 << 20
 
 
@@ -55,7 +62,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
                 obtained.linear.install(module.parameters(), are_real, progress)
         with span("executor.init"):
             executable = Executable(obtained.program, module)
-            return _join(model, config, executable, groups, pool, obtained.level, began)
+            return _join(model, config, executable, groups, pool, obtained.level, began, progress)
 
 
 def _log_model(model: ServedModel) -> None:
@@ -120,6 +127,7 @@ def _join(
     pool: PagePool,
     level: str,
     began: float,
+    progress: Progress,
 ) -> Engine:
     num_pages, block_size = pool.num_pages, pool.block_size
     max_model_len = min(model.config.max_model_len, num_pages * block_size)
@@ -133,9 +141,18 @@ def _join(
         token_budget=limits.chunked_prefill_size or TOKEN_BUDGETS[model.device.type],
         max_model_len=max_model_len,
     )
-    slots = Slots(limits.max_num_seqs, max_model_len, len(groups), block_size, model.device)
-    attention = attention_backend(config)(groups, pool)
-    worker = Worker(executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids)
+    slots = Slots(
+        *(limits.max_num_seqs, max_model_len, len(groups), block_size, model.device),
+        scratch_page=pool.scratch_page,
+    )
+    backend = attention_backend(config, model.device)
+    attention = make_attention(backend, groups, pool, slots)
+    graphs = _record_graphs(config, executable, attention, slots, progress)
+    if graphs is not None:
+        level = f"{level}, {len(graphs.sizes)} CUDA graphs"
+    worker = Worker(
+        executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
+    )
     seconds = time.monotonic() - began
     ready = Ready(
         max_model_len=max_model_len,
@@ -157,3 +174,29 @@ def _join(
         overlap=overlap,
         forbid_jit=config.compile.jit_after_ready == "error",
     )
+
+
+def _record_graphs(
+    config: Config,
+    executable: Executable,
+    attention: Attention,
+    slots: Slots,
+    progress: Progress,
+) -> DecodeGraphs | None:
+    """CUDA graphs of decode steps, the largest first; None where there are to be none."""
+    settings, is_cuda = config.compile, slots.device.type == "cuda"
+    if settings.level in (0, 1) or not is_cuda or isinstance(attention, TorchAttention):
+        return None
+    limit = settings.max_cudagraph_capture_size or min(config.scheduler.max_num_seqs, _MOST_ROWS)
+    wanted = settings.cudagraph_capture_sizes or graph_sizes(limit)
+    sizes = [size for size in sorted(set(wanted)) if size <= config.scheduler.max_num_seqs]
+    if not sizes:
+        return None
+    began = time.monotonic()
+    with span("graph.capture"):
+        graphs = DecodeGraphs(executable, attention, slots, sizes)
+        for done, size in enumerate(reversed(sizes), 1):
+            graphs.record(size)
+            progress("graphs", f"{done} of {len(sizes)}")
+    logger.info("%d CUDA graphs in %.1f s", len(sizes), time.monotonic() - began)
+    return graphs

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tokenspeed.batch import SequenceState, forward_context
+from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.sampler import OK, Sampled, SamplingPlan, sample
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.transfer import send
-from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 
 PLAIN = SamplingPlan(edits=None, random=None)
 """Greedy, nothing asked."""
@@ -34,13 +34,6 @@ class Executable(Protocol):
     def embed(self, ids: Tensor) -> Tensor: ...
     def forward(self, x: Tensor, positions: Tensor) -> Tensor: ...
     def head(self, rows: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class DeviceAttention(SequenceState, Protocol):
-    """Attention that finds pages and lengths on the device: only such a step can be recorded."""
-
-    def plan_device(self, step: DeviceStep) -> None: ...
 
 
 @dataclass(frozen=True)

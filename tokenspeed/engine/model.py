@@ -9,14 +9,11 @@ import torch
 from torch import nn
 
 from tokenspeed.config import Config
-from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.models import family_of
 from tokenspeed.models.family import DecoderConfig, Family
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.source import ModelSource, resolve_model
-
-ATTENTION_BACKENDS = {"torch": TorchAttention}
 
 DTYPES = {
     "half": torch.float16,
@@ -62,12 +59,6 @@ def resolve_dtype(name: str, device: torch.device, hf_config: dict[str, Any]) ->
     if name not in DTYPES:
         raise ModelError(f"the checkpoint's dtype {name!r} is not supported; set --dtype")
     return DTYPES[name]
-
-
-def attention_backend(config: Config) -> type[TorchAttention]:
-    """The attention backend that the settings mean."""
-    name = config.compile.attention_backend
-    return ATTENTION_BACKENDS["torch" if name == "auto" else name]
 
 
 def resolve_served(config: Config, *, need_weights: bool = True) -> ServedModel:

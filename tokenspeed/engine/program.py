@@ -3,7 +3,8 @@
     level 0                 planned here, run eagerly
     level 1, a cache hit    loaded by a thread, while the weights are
     level 1, a miss         compiled by a process, while the weights are loaded; then loaded
-    no level                level 1; but on a CPU a miss runs eagerly, and the log names -O1
+    level 2                 as level 1; CUDA graphs are made later, of whatever runs
+    no level                level 2; on a CPU level 1, but a miss runs eagerly, and the log names -O1
 
 Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start.
 """
@@ -30,9 +31,10 @@ from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.config import Config
+from tokenspeed.engine.attention import attention_backend
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.linear_tables import LinearKernels
-from tokenspeed.engine.model import ServedModel, attention_backend
+from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.native import obtain_native
 from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
@@ -75,7 +77,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         dtype=model.dtype,
         device=model.device,
         ranges=token_ranges(device, config.scheduler.max_num_seqs),
-        fuses_prologue=attention_backend(config).fuses_prologue,
+        fuses_prologue=attention_backend(config, model.device).fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
     )
@@ -129,7 +131,7 @@ class _Compiled:
 
     def __init__(self, model: ServedModel, config: Config) -> None:
         self._config = config
-        self._is_asked_for = config.compile.level == 1 or model.device.type != "cpu"
+        self._is_asked_for = config.compile.level is not None or model.device.type != "cpu"
         target = target_of(model, config)
         self._facts: Facts = facts_of(target)
         self._cache = CompileCache(cache_root(config.compile.cache_dir))

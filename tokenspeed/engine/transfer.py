@@ -33,7 +33,7 @@ class Fetch:
             self._host = tuple(_pinned_like(each) for each in tensors)
             for host, each in zip(self._host, tensors, strict=True):
                 host.copy_(each, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def wait(self) -> tuple[Tensor, ...]:

@@ -32,7 +32,7 @@ from tokenspeed.batch import (
     StepResult,
     forward_context,
 )
-from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, DeviceAttention, Executable
+from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, Executable
 from tokenspeed.engine.logprobs import Scores, score, score_hidden
 from tokenspeed.engine.sampler import (
     ERRORS,
@@ -45,7 +45,7 @@ from tokenspeed.engine.sampler import (
 from tokenspeed.engine.slots import QueryTokens, Slots
 from tokenspeed.engine.transfer import Fetch, send
 from tokenspeed.kernels.attention_torch import AttentionStep
-from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 from tokenspeed.request import TokenLogprob
 
 

@@ -21,8 +21,8 @@ def bytes_per_page(groups: list[CacheGroup], block_size: int, dtype: torch.dtype
 
 
 class PagePool:
-    """`keys[layer]` and `values[layer]`: [num_pages, block_size, num_kv_heads, head_dim], zero at
-    first.
+    """`keys[layer]` and `values[layer]`: [num_pages + 1, block_size, num_kv_heads, head_dim], zero
+    at first. The last page is `scratch_page`.
     """
 
     def __init__(
@@ -33,16 +33,18 @@ class PagePool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """One page more than `num_pages` is made, for rows that only fill a batch up."""
         assert num_pages > 0 and block_size > 0, f"a pool of {num_pages} pages of {block_size}"
         spec_of = {layer: group.spec for group in groups for layer in group.layers}
         assert sorted(spec_of) == list(range(len(spec_of))), "cache groups must cover every layer"
         self.num_pages = num_pages
+        self.scratch_page = num_pages
         self.block_size = block_size
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for layer in range(len(spec_of)):
             spec = spec_of[layer]
-            shape = (num_pages, block_size, spec.num_kv_heads, spec.head_dim)
+            shape = (num_pages + 1, block_size, spec.num_kv_heads, spec.head_dim)
             self.keys.append(_zeros(shape, dtype, device))
             self.values.append(_zeros(shape, dtype, device))
 
