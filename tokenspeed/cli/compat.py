@@ -138,7 +138,7 @@ TABLE: Table = {
         granted("--prefill-graph-capture-sizes", _NO_PREFILL_GRAPHS, takes=_MANY),
         granted(
             "--compilation-config -cc",
-            "levels decide: -O0 runs eagerly, -O1 compiles, -O2 replays decode steps as CUDA graphs",
+            "levels decide: -O0 runs eagerly, -O1 compiles, -O2 records CUDA graphs",
         ),
         always("--disable-autotune", "nothing is tuned at a start"),
         either("--disable-pdl --enable-nvtx", "kernels are launched plainly, one after another"),

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
+from tokenspeed.engine.pinned import send
 from tokenspeed.engine.sampler import OK, Sampled, SamplingPlan, sample
 from tokenspeed.engine.slots import Slots
-from tokenspeed.engine.transfer import send
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 
 PLAIN = SamplingPlan(edits=None, random=None)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.batch import SlotStart
+from tokenspeed.engine.pinned import send
 from tokenspeed.request import SamplingParams
 
 
@@ -106,12 +107,12 @@ def _penalties(starts: Sequence[SlotStart], device: torch.device) -> _Penalties 
     asked = [starts[i] for i in rows]
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+        return send(values, device, torch.float32)[:, None]
 
     return _Penalties(
-        rows=torch.tensor(rows, device=device),
-        slots=torch.tensor([start.slot for start in asked], device=device),
-        num_prompt=torch.tensor([[start.num_prompt] for start in asked], device=device),
+        rows=send(rows, device),
+        slots=send([start.slot for start in asked], device),
+        num_prompt=send([[start.num_prompt] for start in asked], device),
         repetition=column([start.params.repetition_penalty for start in asked]),
         presence=column([start.params.presence_penalty for start in asked]),
         frequency=column([start.params.frequency_penalty for start in asked]),
@@ -147,7 +148,7 @@ def _entries(
         return None
     rows, ids, values = zip(*found, strict=True)
     return _Entries(
-        rows=torch.tensor(rows, device=device),
-        ids=torch.tensor(ids, device=device),
-        values=torch.tensor(values, dtype=dtype, device=device),
+        rows=send(rows, device),
+        ids=send(ids, device),
+        values=send(values, device, dtype),
     )

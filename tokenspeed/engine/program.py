@@ -4,7 +4,7 @@
     level 1, a cache hit    loaded by a thread, while the weights are
     level 1, a miss         compiled by a process, while the weights are loaded; then loaded
     level 2                 as level 1; CUDA graphs are made later, of whatever runs
-    no level                level 2; on a CPU level 1, but a miss runs eagerly, and the log names -O1
+    no level                level 2; on a CPU level 1, but a miss runs eagerly and the log says so
 
 Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start.
 """

@@ -22,6 +22,7 @@ from torch import Tensor
 from tokenspeed.batch import SlotStart
 from tokenspeed.engine.edits import LogitEdits, make_edits
 from tokenspeed.engine.noise import gumbel, row_keys
+from tokenspeed.engine.pinned import send
 from tokenspeed.engine.truncation import Cuts, make_cuts
 
 OK, NOT_FINITE, NO_TOKEN = 0, 1, 2
@@ -82,10 +83,10 @@ def _plan_random(
     asked = [starts[i] for i in rows]
     temperatures = [[max(start.params.temperature, MIN_TEMPERATURE)] for start in asked]
     return _Random(
-        rows=torch.tensor(rows, device=device),
-        temperature=torch.tensor(temperatures, dtype=torch.float32, device=device),
-        seeds=torch.tensor([start.seed for start in asked], device=device),
-        samples=torch.tensor([start.sample_index for start in asked], device=device),
+        rows=send(rows, device),
+        temperature=send(temperatures, device, torch.float32),
+        seeds=send([start.seed for start in asked], device),
+        samples=send([start.sample_index for start in asked], device),
         cuts=make_cuts([start.params for start in asked], vocab_size, device),
     )
 

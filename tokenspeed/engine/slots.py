@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.batch import Row, SlotStart
-from tokenspeed.engine.transfer import send
+from tokenspeed.engine.pinned import send
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenspeed.engine.pinned import send
 from tokenspeed.request import SamplingParams
 
 _HEAD = 1024
@@ -54,10 +55,10 @@ def make_cuts(rows: list[SamplingParams], vocab_size: int, device: torch.device)
         return None
 
     def indices(found: list[int]) -> Tensor | None:
-        return torch.tensor(found, device=device) if found else None
+        return send(found, device) if found else None
 
     def column(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)[:, None]
+        return send(values, device, dtype)[:, None]
 
     return Cuts(
         top_k_rows=indices(top_k),

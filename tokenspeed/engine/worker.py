@@ -34,6 +34,7 @@ from tokenspeed.batch import (
 )
 from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, Executable
 from tokenspeed.engine.logprobs import Scores, score, score_hidden
+from tokenspeed.engine.pinned import Fetch, send
 from tokenspeed.engine.sampler import (
     ERRORS,
     NOT_FINITE,
@@ -43,7 +44,6 @@ from tokenspeed.engine.sampler import (
     sample,
 )
 from tokenspeed.engine.slots import QueryTokens, Slots
-from tokenspeed.engine.transfer import Fetch, send
 from tokenspeed.kernels.attention_torch import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 from tokenspeed.request import TokenLogprob

@@ -28,11 +28,10 @@ class Fetch:
 
     def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._host = tensors
-        if tensors and tensors[0].is_cuda:
-            self._host = tuple(_pinned_like(each) for each in tensors)
-            for host, each in zip(self._host, tensors, strict=True):
-                host.copy_(each, non_blocking=True)
+        self._host = tuple(_like(each) for each in tensors)
+        for host, each in zip(self._host, tensors, strict=True):
+            host.copy_(each, non_blocking=True)
+        if tensors[0].is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -42,5 +41,5 @@ class Fetch:
         return self._host
 
 
-def _pinned_like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -1,0 +1,125 @@
+"""Decode steps by recordings: the same as steps launched row by row, at every size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_worker import BLOCK, VOCAB, Arithmetic, after, begin, decode, prefill, step, tokens
+from torch import Tensor
+
+from tokenspeed.batch import Batch
+from tokenspeed.compile.cudagraph import GraphPool, Recording, graph_sizes, padded_size
+from tokenspeed.engine.decode_graphs import DecodeGraphs
+from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.worker import Worker
+from tokenspeed.kernels.device_step import DeviceStep
+
+SLOTS, SCRATCH_PAGE = 6, 77
+
+
+class DeviceSteps:
+    """An attention without a head, which keeps what it was told."""
+
+    fuses_prologue = False
+
+    def __init__(self) -> None:
+        self.steps: list[DeviceStep] = []
+
+    def plan_device(self, step: DeviceStep) -> None:
+        self.steps.append(step)
+
+    def attend(self, *arguments: Any) -> Tensor:
+        raise AssertionError("the model has no attention")
+
+    attend_fused = attend
+
+
+def make_worker(*sizes: int) -> tuple[Worker, DeviceSteps]:
+    model, attention = Arithmetic(), DeviceSteps()
+    slots = Slots(SLOTS, 600, 2, BLOCK, torch.device("cpu"), scratch_page=SCRATCH_PAGE)
+    graphs = None
+    if sizes:
+        graphs = DecodeGraphs(model, attention, slots, sizes)
+        for size in sorted(sizes, reverse=True):
+            graphs.record(size)
+    worker = Worker(
+        model, attention, slots, vocab_size=VOCAB, eos_ids=frozenset({1}), graphs=graphs
+    )
+    return worker, attention
+
+
+def prompts(worker: Worker, count: int, **params: Any) -> None:
+    for slot in range(count):
+        ids = [slot + 3, 2 * slot, 7]
+        step(worker, prefill(slot, 0, 3, sample=True), starts=(begin(slot, ids, **params),))
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9}, {"logprobs": 2}, {"min_tokens": 9}])
+def test_recorded_steps_give_what_launched_ones_give(params: dict[str, Any]) -> None:
+    plain, recorded = make_worker()[0], make_worker(1, 2, 4)[0]
+    for worker in (plain, recorded):
+        prompts(worker, 5, **params)
+    # Rows come and go; five are more than any recording holds.
+    for position, rows in enumerate([[0], [2, 0], [4, 1, 3], [4, 1, 3], [0, 1, 2, 3, 4], [3]], 3):
+        results = [
+            step(worker, *(decode(slot, position) for slot in rows)) for worker in (plain, recorded)
+        ]
+        assert results[0] == results[1]
+
+
+def test_the_next_input_is_the_one_on_the_device() -> None:
+    """Two steps in flight: the second is launched before anybody saw the first's tokens."""
+    worker, _ = make_worker(2)
+    prompts(worker, 1)
+    launched = []
+    for position in (3, 4):
+        launched.append(worker.launch(Batch(step=0, rows=[decode(0, position)])))
+        launched[-1].sample()
+    found = [tokens(each.result())[0][0] for each in launched]
+    first = after(after(7, 2), 3)
+    assert found == [first, after(first, 4)]
+
+
+def test_rows_left_over_stand_in_scratch() -> None:
+    worker, attention = make_worker(4)
+    prompts(worker, 2)
+    step(worker, decode(1, 3))
+    planned = attention.steps[-1]
+    assert planned.num_rows == 4 and planned.max_query_len == 1
+    assert planned.slots.tolist() == [1, SLOTS, SLOTS, SLOTS]
+    assert planned.context_lens.tolist() == [4, 1, 1, 1]
+    assert worker.slots.lengths[SLOTS] == 1
+    tables = worker.slots.device_tables
+    assert all((table[SLOTS] == SCRATCH_PAGE).all() for table in tables)
+
+
+def test_device_tables_follow_the_pages_of_rows() -> None:
+    worker, _ = make_worker()
+    row = prefill(2, 0, 5, sample=True, page_starts=[0, 0], pages=[[5, 9], [6, 3]])
+    step(worker, row, starts=(begin(2, [1] * 5),))
+    more = prefill(2, 5, 4, sample=False, page_starts=[2, 2], pages=[[8], [1]])
+    worker.slots.append_pages([more])
+    assert [table[2, :3].tolist() for table in worker.slots.device_tables] == [
+        [5, 9, 8],
+        [6, 3, 1],
+    ]
+
+
+def test_sizes_ascend_and_end_with_the_largest() -> None:
+    for largest in (1, 2, 3, 7, 64, 100, 256, 512):
+        sizes = graph_sizes(largest)
+        assert list(sizes) == sorted(set(sizes)) and sizes[-1] == largest and sizes[0] == 1
+    assert padded_size((1, 2, 4), 3) == 4 and padded_size((1, 2, 4), 5) is None
+    waste = max(padded_size(graph_sizes(512), n) - n for n in range(1, 513))  # type: ignore[operator]
+    assert waste < 32
+
+
+def test_a_replay_runs_again_into_the_same_tensors() -> None:
+    x = torch.ones(3)
+    recording = Recording(lambda: (x * 2,), GraphPool(torch.device("cpu")))
+    (result,) = recording.results
+    x.fill_(5)
+    recording.replay()
+    assert result.tolist() == [10, 10, 10]
