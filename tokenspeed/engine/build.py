@@ -11,6 +11,7 @@ from torch import nn
 
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
+from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
@@ -41,7 +42,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
     with span("scheduler.init"):
         with span("model.config"):
             progress("config", config.model.model)
-            model = resolve_served(config)
+            model = settle_layout(resolve_served(config), config)
             _log_model(model)
         with obtain_program(model, config) as pending:
             module = _load(model, config, progress)
