@@ -1,11 +1,13 @@
 """What a cold compile costs, and that it does not grow with depth.
 
-    python benchmarks/cold_compile.py [--depths 4 64] [--rounds 3] [--out RESULT.json]
+    python benchmarks/cold_compile.py [--depths 4 64] [--rounds 5] [--out RESULT.json]
 
-Each measurement is a fresh process with an empty cache: SmolLM2-135M's widths, no weights, float32
-on a CPU. Counted are CPU-seconds of the process and of the compilers that it runs, in all and by
-phase: imports (of Dynamo and Inductor), capture (with split), Inductor (with passes). Rounds are
-interleaved; printed are medians with the range, and the deepest total over the shallowest.
+Each measurement is a fresh process with an empty cache and one thread: SmolLM2-135M's widths, no
+weights, float32 on a CPU. Counted are CPU-seconds of the process and of the compilers that it runs,
+so that the machine need not be idle, by phase: imports (of Dynamo and Inductor), capture (with its
+passes and the split), inductor (with the passes over pieces), compile (these two and the writing of
+the entry). Rounds are interleaved, every other one backwards. Printed are medians with the range,
+and the deepest compile over the shallowest: `ratio` is that of the medians.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import facts
 
-from tokenspeed import __version__
 from tokenspeed.compile import receipt
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import RECEIPT
@@ -47,7 +48,7 @@ WIDTHS = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
-PHASES = ("imports", "capture", "inductor", "total")
+PHASES = ("imports", "capture", "inductor", "compile")
 
 
 def cpu_seconds() -> float:
@@ -57,9 +58,9 @@ def cpu_seconds() -> float:
 
 def measure(depth: int, folder: Path) -> dict[str, Any]:
     """In a fresh process: compile the model into `folder`."""
-    began, before = time.monotonic(), cpu_seconds()
+    before = cpu_seconds()
     compile_model = importlib.import_module("tokenspeed.compile.store").compile_model
-    imports = cpu_seconds() - before
+    imports, began, before = cpu_seconds() - before, time.monotonic(), cpu_seconds()
     hf_config = WIDTHS | {"num_hidden_layers": depth}
     family = family_of(hf_config)
     config = family.config.from_dict(hf_config)
@@ -81,7 +82,7 @@ def measure(depth: int, folder: Path) -> dict[str, Any]:
     return {
         "imports": imports,
         **done.cpu_seconds,
-        "total": cpu_seconds() - before,
+        "compile": cpu_seconds() - before,
         "wall": time.monotonic() - began,
         "pieces": len(done.pieces),
         "matches": done.totals(),
@@ -93,54 +94,55 @@ def measure(depth: int, folder: Path) -> dict[str, Any]:
 def measure_fresh(depth: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="cold-") as folder:
         command = [sys.executable, __file__, "--measure", str(depth), folder]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env=env)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def compare(depths: list[int], rounds: int) -> dict[str, Any]:
+    runs: dict[int, list[dict[str, Any]]] = {depth: [] for depth in depths}
+    for number in range(rounds):
+        for depth in depths[:: -1 if number % 2 else 1]:
+            runs[depth].append(measure_fresh(depth))
+    medians = {
+        depth: {phase: statistics.median(run[phase] for run in each) for phase in PHASES}
+        for depth, each in runs.items()
+    }
+    few, many = min(depths), max(depths)
+    pairs = zip(runs[many], runs[few], strict=True)
+    return {
+        "machine": facts(threads=1),
+        "ratio": medians[many]["compile"] / medians[few]["compile"],
+        "ratios_by_round": [deep["compile"] / shallow["compile"] for deep, shallow in pairs],
+        "medians": medians,
+        "runs": runs,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 64])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(int(args.measure[0]), Path(args.measure[1]))))
         return
-    runs: dict[int, list[dict[str, Any]]] = {depth: [] for depth in args.depths}
-    for _ in range(args.rounds):
-        for depth in args.depths:
-            runs[depth].append(measure_fresh(depth))
-    medians = {
-        depth: {phase: statistics.median(run[phase] for run in each) for phase in PHASES}
-        for depth, each in runs.items()
-    }
-    ratio = medians[max(medians)]["total"] / medians[min(medians)]["total"]
+    report = compare(args.depths, args.rounds)
     print(f"{'layers':>6} " + " ".join(f"{phase:>20}" for phase in PHASES))
-    for depth, each in runs.items():
+    for depth, each in report["runs"].items():
         cells = []
         for phase in PHASES:
-            values = [run[phase] for run in each]
-            cells.append(f"{medians[depth][phase]:.1f} ({min(values):.1f}-{max(values):.1f})")
+            median, values = report["medians"][depth][phase], [run[phase] for run in each]
+            cells.append(f"{median:.2f} ({min(values):.2f}-{max(values):.2f})")
         print(f"{depth:6} " + " ".join(f"{cell:>20}" for cell in cells))
-    print(f"{max(medians)} layers cost {ratio:.2f} x {min(medians)} layers")
+    low, high = min(report["ratios_by_round"]), max(report["ratios_by_round"])
+    few, many = min(args.depths), max(args.depths)
+    print(f"{many} layers cost {report['ratio']:.3f} ({low:.3f}-{high:.3f}) x {few} layers")
     if args.out:
-        report = {"machine": machine(), "runs": runs, "medians": medians, "ratio": ratio}
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tokenspeed": __version__,
-        "command": " ".join(["python", *sys.argv]),
-    }
 
 
 if __name__ == "__main__":

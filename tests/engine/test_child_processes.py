@@ -26,9 +26,11 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_the_engine_imports_nothing_from_the_current_folder(poisoned: Path) -> None:
     client = EngineClient(tiny_config("/nowhere/at/all"))
     await client.start()
-    with pytest.raises(EngineDead, match="no such folder"):
-        await client.wait_ready()
-    await client.close()
+    try:
+        with pytest.raises(EngineDead, match="no such folder"):
+            await client.wait_ready()
+    finally:
+        await client.close()
     assert not poisoned.exists()
 
 

@@ -39,6 +39,34 @@ async def test_an_endless_call_loses_its_thread_and_no_more() -> None:
     assert await offload.run(divmod, 7, 2) == (3, 1)
 
 
+async def test_a_caller_that_leaves_takes_no_thread_along() -> None:
+    offload = Offload(threads=1)
+    release = threading.Event()
+    for _ in range(MAX_LOST_THREADS):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await offload.run(release.wait)
+    with pytest.raises(Overfull):
+        await offload.run(divmod, 7, 2)
+    release.set()
+    await asyncio.sleep(0.1)
+    assert await offload.run(divmod, 7, 2) == (3, 1)
+
+
+async def test_a_caller_that_leaves_before_its_call_runs_costs_nothing() -> None:
+    before = num_threads()
+    offload = Offload(threads=1)
+    release = threading.Event()
+    busy = asyncio.create_task(offload.run(release.wait))
+    waiting = asyncio.create_task(offload.run(divmod, 7, 2))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled() and num_threads() == before + 1
+    release.set()
+    assert await busy and await offload.run(divmod, 7, 2) == (3, 1)
+
+
 async def test_lost_threads_are_limited() -> None:
     offload = Offload(threads=1, deadline_s=0.02)
     release = threading.Event()

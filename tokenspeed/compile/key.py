@@ -17,7 +17,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ SETTINGS = (
 
 _ROOT = Path(__file__).parent.parent
 _SOURCE = re.compile(r"[a-z_]+(/[a-z_]+)?/\w+\.[a-z]+")
+_LAYER = re.compile(r"layers\.(\d+)")
 _DISTRIBUTIONS = ("triton", "flashinfer-python")
 
 Facts = dict[str, Any]
@@ -82,6 +83,10 @@ class Target:
     """Whether the attention backend in use does RoPE and head norms itself."""
     disabled_passes: Sequence[str] = ()
     strict_passes: bool = False
+    layout: Mapping[str, str] = field(default_factory=dict)
+    """Modules whose weight is kept in blocks: path -> format."""
+    changed_by: Sequence[Callable[..., Any]] = ()
+    """Functions that change what `model` makes."""
 
 
 @span("compile.key")
@@ -90,7 +95,8 @@ def facts_of(target: Target) -> Facts:
     return {
         "format": FORMAT,
         "model": _model_facts(target.config),
-        "sources": {name: _digest(path) for name, path in sorted(_sources(target.model))},
+        "layout": _layout_facts(target.layout),
+        "sources": {name: _digest(path) for name, path in sorted(_sources(target))},
         "compile": {
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,
@@ -160,12 +166,31 @@ def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
     }
 
 
-def _sources(model: Callable[..., Any]) -> Iterator[tuple[str, Path]]:
+def _layout_facts(layout: Mapping[str, str]) -> Facts:
+    """The formats of a path's layers, equal neighbours in one: "0-3 Q6_K, 4-29 Q4_K"."""
+    runs: dict[str, list[tuple[int, int, str]]] = {}
+    for number, path in sorted((_layer_of(path), path) for path in layout):
+        known = runs.setdefault(_LAYER.sub("layers.*", path), [])
+        first = known.pop()[0] if known and known[-1][1:] == (number - 1, layout[path]) else number
+        known.append((first, number, layout[path]))
+    return {
+        pattern: ", ".join(f"{first}-{last} {format}" for first, last, format in known)
+        for pattern, known in runs.items()
+    }
+
+
+def _layer_of(path: str) -> int:
+    found = _LAYER.match(path)
+    return int(found[1]) if found else 0
+
+
+def _sources(target: Target) -> Iterator[tuple[str, Path]]:
     """The model's file, those of its package that it is made of, and whole packages."""
     yield from _package_sources()
-    for module in _modules_of(sys.modules[model.__module__]):
-        path = Path(module.__file__ or "")
-        yield f"{path.parent.name}/{path.name}", path
+    for made_by in (target.model, *target.changed_by):
+        for module in _modules_of(sys.modules[made_by.__module__]):
+            path = Path(module.__file__ or "")
+            yield f"{path.parent.name}/{path.name}", path
 
 
 def _package_sources() -> Iterator[tuple[str, Path]]:

@@ -12,8 +12,12 @@ from torch import nn
 from tokenspeed.compile.cudagraph import graph_sizes
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
+<<<<<<< HEAD
 from tokenspeed.engine.attention import Attention, attention_backend, make_attention
 from tokenspeed.engine.decode_graphs import DecodeGraphs
+=======
+from tokenspeed.engine.block_weights import settle_layout
+>>>>>>> main
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
@@ -48,7 +52,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
     with span("scheduler.init"):
         with span("model.config"):
             progress("config", config.model.model)
-            model = resolve_served(config)
+            model = settle_layout(resolve_served(config), config)
             _log_model(model)
         with obtain_program(model, config) as pending:
             module = _load(model, config, progress)

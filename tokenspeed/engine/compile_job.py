@@ -34,6 +34,8 @@ class CompileJob(msgspec.Struct, frozen=True):
     root: str
     digest: str
     num_threads: int
+    in_blocks: bool = False
+    """Whether the engine keeps weights in blocks that can be kept so."""
 
 
 class Compiling(msgspec.Struct, tag="compiling", frozen=True):

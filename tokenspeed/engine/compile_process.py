@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -50,6 +51,8 @@ class _Compiler:
         config = self._job.config
         torch.set_num_threads(self._job.num_threads)
         model = resolve_served(config, need_weights=False)
+        if not self._job.in_blocks:
+            model = dataclasses.replace(model, layout={})
         facts = facts_of(target_of(model, config))
         if digest_of(facts) != self._job.digest:
             raise RuntimeError("its process sees other facts than the engine's")

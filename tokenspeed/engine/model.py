@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 from tokenspeed.config import Config
+from tokenspeed.loader import block_layout
 from tokenspeed.models import family_of
+from tokenspeed.models.blocks import pack
 from tokenspeed.models.family import DecoderConfig, Family
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
@@ -33,9 +36,11 @@ class ServedModel:
     config: DecoderConfig
     device: torch.device
     dtype: torch.dtype
+    layout: Mapping[str, str]
+    """Modules whose weight stays in blocks, as the checkpoint stores it: path -> format."""
 
     def make(self) -> nn.Module:
-        return self.family.model(self.config)
+        return pack(self.family.model(self.config), self.layout)
 
     @property
     def dtype_name(self) -> str:
@@ -61,6 +66,17 @@ def resolve_dtype(name: str, device: torch.device, hf_config: dict[str, Any]) ->
     return DTYPES[name]
 
 
+def resolve_layout(
+    config: Config, source: ModelSource, family: Family, device: torch.device, dtype: torch.dtype
+) -> Mapping[str, str]:
+    """What can stay in blocks: matrices of a GGUF that is computed with in float32 on a CPU."""
+    are_read = config.model.load_format in ("auto", "gguf")
+    is_served = device.type == "cpu" and dtype == torch.float32
+    if not (are_read and is_served) or config.compile.weight_layout == "plain":
+        return {}
+    return block_layout(source.tensors, family.weights)
+
+
 def resolve_served(config: Config, *, need_weights: bool = True) -> ServedModel:
     """Find the model and settle what the settings leave open. Raises ModelError or ConfigError."""
     wanted = config.model
@@ -72,10 +88,12 @@ def resolve_served(config: Config, *, need_weights: bool = True) -> ServedModel:
     )
     family = family_of(source.config)
     device = resolve_device(wanted.device)
+    dtype = resolve_dtype(wanted.dtype, device, source.config)
     return ServedModel(
         source=source,
         family=family,
         config=family.config.from_dict(source.config, wanted.max_model_len),
         device=device,
-        dtype=resolve_dtype(wanted.dtype, device, source.config),
+        dtype=dtype,
+        layout=resolve_layout(config, source, family, device, dtype),
     )

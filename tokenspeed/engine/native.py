@@ -3,9 +3,10 @@
     ROOT/native/NAME          the shared object; its name holds the digest of its sources
     ROOT/native/NAME.sha256   the digest of its bytes, written after it
 
-It is code, so it is loaded only from a folder that belongs to this user and that nobody else may
-write. Where there is no such folder it is built for this start alone; where it cannot be built,
-torch's kernels do the work. Neither is an error.
+It is code, so it is read only from a folder that belongs to this user and that nobody else may
+write; what is loaded are the bytes that were checked, from a private copy. Where there is no such
+folder it is built for this start alone; where it cannot be built, torch's kernels do the work.
+Neither is an error.
 """
 
 from __future__ import annotations
@@ -54,57 +55,64 @@ def _stored(path: Path) -> Native | None:
     try:
         check_folder(path.parent)
         digest = read_own_file(_digest_path(path), 128).decode(errors="replace")
-        if hashlib.sha256(read_own_file(path)).hexdigest() == digest:
-            return native.load(path)
+        data = read_own_file(path)
+        if _digest(data) != digest:
+            return None
+        with contextlib.ExitStack() as stack:
+            place, _ = _room(stack, path.parent)
+            write_file(place / path.name, data)
+            return native.load(place / path.name)
     except (BuildError, OSError):
-        pass
-    return None
+        return None
 
 
 def _made(folder: Path, name: str) -> Native:
-    """Build, load and keep. What cannot be kept is loaded from a folder that is gone afterwards.
-    Raises BuildError, or OSError if there is no room for temporary files either.
-    """
+    """Build, load and keep. Raises BuildError, or OSError without room for a file."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        reason = None
-        try:
-            _create(folder)
-            place = stack.enter_context(_temporary(".build-", folder))
-        except OSError as error:
-            reason = error
-            place = stack.enter_context(_temporary("tokenspeed-native-", None))
-        built = Path(place, name)
+        place, reason = _room(stack, folder)
+        built = place / name
         with ledger.compiling("cpp", name, "it is not in the cache folder"):
             native.build(built)
-        kernels = native.load(built)  # mapped: it stays when the file is gone
+        kernels = native.load(built)
         if reason is None:
-            _keep(built, folder / name)
+            _keep(built.read_bytes(), place, folder / name)
     kept = f"kept for this start only: {reason}" if reason else f"kept in {folder}"
     logger.info("CPU kernels: built in %.1f s, %s", time.monotonic() - began, kept)
     return kernels
 
 
-def _create(folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    check_folder(folder)
-
-
-def _keep(built: Path, path: Path) -> None:
-    """Give a built object its name. Readers take it only together with the digest, which comes
-    last; of two processes that build at once either's will do.
+def _room(stack: contextlib.ExitStack, folder: Path) -> tuple[Path, OSError | None]:
+    """A new folder inside `folder`, or elsewhere and why. What is loaded from there stays mapped
+    when it is gone, and nobody can change it any more: a mapped file must never be written.
     """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        check_folder(folder)
+        return Path(stack.enter_context(_temporary(".load-", folder))), None
+    except OSError as error:
+        return Path(stack.enter_context(_temporary("tokenspeed-native-", None))), error
+
+
+def _keep(data: bytes, place: Path, path: Path) -> None:
+    """Keep an object as `path`, through `place`. Readers take it only together with its digest,
+    which comes last; of two processes that build at once either's will do.
+    """
+    contents = {path: data, _digest_path(path): _digest(data).encode()}
     with contextlib.suppress(OSError):
-        built.chmod(0o600)
-        write_file(_digest_path(built), hashlib.sha256(built.read_bytes()).hexdigest().encode())
-        os.replace(built, path)
-        os.replace(_digest_path(built), _digest_path(path))
+        for target, each in contents.items():
+            write_file(place / f"kept-{target.name}", each)
+            os.replace(place / f"kept-{target.name}", target)
 
 
 def _digest_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _temporary(prefix: str, folder: Path | None) -> tempfile.TemporaryDirectory[str]:

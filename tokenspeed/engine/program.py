@@ -38,6 +38,7 @@ from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.native import obtain_native
 from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
+from tokenspeed.models.blocks import pack
 from tokenspeed.options import ConfigError
 from tokenspeed.passes import PASS_NAMES, weight_layout
 from tokenspeed.spans import carried, span
@@ -80,6 +81,8 @@ def target_of(model: ServedModel, config: Config) -> Target:
         fuses_prologue=attention_backend(config, model.device).fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
+        layout=model.layout,
+        changed_by=(pack,) if model.layout else (),
     )
 
 
@@ -130,6 +133,7 @@ class _Compiled:
     """Level 1: an entry that is being loaded, or a child that is making one, or neither."""
 
     def __init__(self, model: ServedModel, config: Config) -> None:
+        self._model = model
         self._config = config
         self._is_asked_for = config.compile.level is not None or model.device.type != "cpu"
         target = target_of(model, config)
@@ -183,6 +187,7 @@ class _Compiled:
             root=str(self._cache.root),
             digest=digest_of(self._facts),
             num_threads=torch.get_num_threads(),
+            in_blocks=bool(self._model.layout),
         )
         try:
             return CompileChild(job)

@@ -75,4 +75,4 @@ def row_size(format: str, num_bytes: int) -> int:
 def expand(w: Tensor, format: str) -> Tensor:
     """Rows of blocks, uint8 [..., bytes], to float32 [..., K]."""
     blocks = FORMATS[format]
-    return blocks.expand(w.unflatten(-1, (-1, blocks.num_bytes))).flatten(-2)
+    return blocks.expand(w.view(*w.shape[:-1], -1, blocks.num_bytes)).flatten(-2)

@@ -1,4 +1,5 @@
-"""Weights from a GGUF file: read one by one, dequantised by the `gguf` package, named as in HF.
+"""Weights from a GGUF file: read one by one, dequantised by the `gguf` package or kept in blocks,
+named as in HF.
 
 Shapes and bounds were checked with the metadata (`text.gguf`); the package's own reader takes
 seconds for a vocabulary and is not used. Converters store the q and k rows of `llama` models with
@@ -7,6 +8,7 @@ the two rotary halves of each head interleaved; they are put back. Qwen's are st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from tokenspeed.loader.names import rename
 from tokenspeed.text.errors import ModelError
-from tokenspeed.text.gguf import read_gguf
+from tokenspeed.text.gguf import TensorInfo, read_gguf
 
 HF_MODULES: dict[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -40,11 +42,14 @@ _CONFIG_TENSORS = frozenset({"rope_freqs.weight"})
 
 
 class GgufFile:
-    """All tensors of a GGUF file by their HF names, in the order in which they are stored."""
+    """All tensors of a GGUF file by their HF names, in the order in which they are stored. Those
+    named in `formats` are read as blocks of that format.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, formats: Mapping[str, str] | None = None) -> None:
         file = read_gguf(path)
         self._path = path
+        self._formats = formats or {}
         self._infos = {
             rename(name, HF_MODULES): info
             for name, info in file.tensors.items()
@@ -62,21 +67,26 @@ class GgufFile:
         return self._infos[name].num_bytes
 
     def read(self, name: str) -> Tensor:
-        """Float32, row-major."""
+        """Float32, row-major; or the bytes of each row, uint8 [rows, bytes]."""
         info = self._infos[name]
         raw = np.fromfile(self._path, np.uint8, info.num_bytes, offset=info.start)
         if raw.nbytes != info.num_bytes:
             raise ModelError(f"{self._path}: became shorter while tensor {info.name} was read")
+        rows = raw.reshape(*info.shape[:-1], -1)
+        tensor = torch.from_numpy(rows if name in self._formats else self._floats(info, rows))
+        if self._formats.get(name, info.type) != info.type:
+            raise ModelError(f"{self._path}: was replaced while it was read; start again")
+        heads = self._interleaved_heads.get(name.split(".")[-2])
+        return halves_apart(tensor, heads) if heads else tensor
+
+    def _floats(self, info: TensorInfo, rows: Any) -> Any:
         try:
-            values = self._dequantise(raw.reshape(*info.shape[:-1], -1), info.type)
+            return self._dequantise(rows, info.type)
         except (NotImplementedError, KeyError):
             raise ModelError(
                 f"{self._path}: tensor {info.name} has type {info.type}, which the gguf package "
                 "cannot dequantise"
             ) from None
-        tensor = torch.from_numpy(values)
-        heads = self._interleaved_heads.get(name.split(".")[-2])
-        return halves_apart(tensor, heads) if heads else tensor
 
 
 def halves_apart(rows: Tensor, num_heads: int) -> Tensor:

@@ -10,10 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tokenspeed.kernels.block_formats import row_size
 from tokenspeed.loader.dummy import DummyWeights
 from tokenspeed.loader.gguf import GgufFile
 from tokenspeed.loader.safetensors import SafetensorsFolder
-from tokenspeed.loader.slots import WeightTable, weight_slots
+from tokenspeed.loader.slots import WeightTable, slot_formats, weight_slots
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.source import ModelSource
 
@@ -47,15 +48,17 @@ def load_weights(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadReport:
-    """Fill every parameter of `model` exactly once, converting to its dtype and device.
+    """Fill every parameter of `model` exactly once, converting to its dtype and device. A module
+    with a `format` takes blocks as they are stored.
 
     `progress(done, total)` is called in stored bytes, after each tensor. One tensor at a time is in
     memory beside the model. Raises ModelError, naming file or tensor, if the weights do not fit.
     """
     began = time.perf_counter()
     slots = weight_slots(model, weights)
-    stored = open_weights(source, slots, load_format, seed)
-    check_fit(stored.shapes, slots, source.name)
+    formats = slot_formats(model, weights)
+    stored = open_weights(source, slots, formats, load_format, seed)
+    check_fit(stored.shapes, _shapes(slots, formats), source.name)
     names = [name for name in stored.shapes if name in slots]
     total = sum(stored.num_bytes(name) for name in names)
     done = 0
@@ -70,7 +73,11 @@ def load_weights(
 
 
 def open_weights(
-    source: ModelSource, slots: Mapping[str, Tensor], load_format: str, seed: int
+    source: ModelSource,
+    slots: Mapping[str, Tensor],
+    formats: Mapping[str, str],
+    load_format: str,
+    seed: int,
 ) -> Weights:
     """The weights that `load_format` names; "auto" goes by what the source is."""
     if load_format == "dummy":
@@ -79,26 +86,36 @@ def open_weights(
     if load_format not in ("auto", stored):
         raise ModelError(f"--load-format {load_format} does not fit {source.path}: it is {stored}")
     if stored == "gguf":
-        return GgufFile(source.path)
+        return GgufFile(source.path, formats)
     if (quantization := source.config.get("quantization_config")) is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelError(f"{source.name}: weights quantised with {method!r} cannot be loaded")
     return SafetensorsFolder(source.path)
 
 
+def _shapes(slots: Mapping[str, Tensor], formats: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """What the slots hold, in elements."""
+    shapes = {name: tuple(slot.shape) for name, slot in slots.items()}
+    for name, format in formats.items():
+        if name in shapes:  # a tied head is no slot of its own
+            num_rows, num_bytes = shapes[name]
+            shapes[name] = num_rows, row_size(format, num_bytes)
+    return shapes
+
+
 def check_fit(
-    shapes: Mapping[str, tuple[int, ...]], slots: Mapping[str, Tensor], model_name: str
+    shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], model_name: str
 ) -> None:
     """Raise ModelError naming what is missing, surplus or of the wrong shape."""
-    tied = "lm_head.weight" not in slots
-    surplus = [n for n in shapes if n not in slots and not _is_ignorable(n, tied)]
+    tied = "lm_head.weight" not in wanted
+    surplus = [n for n in shapes if n not in wanted and not _is_ignorable(n, tied)]
     wrong = [
-        f"{name} {list(shapes[name])} instead of {list(slot.shape)}"
-        for name, slot in slots.items()
-        if name in shapes and shapes[name] != tuple(slot.shape)
+        f"{name} {list(shapes[name])} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in shapes and shapes[name] != shape
     ]
     faults = {
-        "missing tensors": [name for name in slots if name not in shapes],
+        "missing tensors": [name for name in wanted if name not in shapes],
         "unknown tensors": surplus,
         "tensors of the wrong shape": wrong,
     }

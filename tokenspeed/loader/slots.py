@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokenspeed.loader.names import fill_numbers, split_numbers
 
 WeightTable = Mapping[str, tuple[str, int]]
+"""Module in the checkpoint -> (module here, slot)."""
 
 
 def weight_slots(model: nn.Module, table: WeightTable) -> dict[str, Tensor]:
@@ -38,3 +39,18 @@ def weight_slots(model: nn.Module, table: WeightTable) -> dict[str, Tensor]:
         for slot, source in rows.items():
             slots[f"{fill_numbers(source, numbers)}.{leaf}"] = views[slot]
     return slots
+
+
+def slot_formats(model: nn.Module, table: WeightTable) -> dict[str, str]:
+    """Checkpoint tensor name -> format, for the weights that modules keep in blocks: those with a
+    `format`.
+    """
+    sources: dict[str, list[str]] = defaultdict(list)
+    for source, (target, _) in table.items():
+        sources[target].append(source)
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if (format := getattr(module, "format", None)) is not None:
+            pattern, numbers = split_numbers(path)
+            found |= {f"{fill_numbers(each, numbers)}.weight": format for each in sources[pattern]}
+    return found

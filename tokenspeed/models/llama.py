@@ -101,9 +101,9 @@ class Llama(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rope)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.tied = config.tied
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.embed_tokens.weight
 
     def fill_buffers(self) -> None:
         self.rotary_emb.fill()
@@ -118,7 +118,7 @@ class Llama(nn.Module):
         return self.norm(x)
 
     def head(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, (self.embed_tokens if self.tied else self.lm_head).weight)
+        return self.lm_head(rows)
 
 
 WEIGHTS: Weights = {

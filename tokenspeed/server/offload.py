@@ -1,8 +1,9 @@
 """A few threads for work that must not run on the event loop: chat templates and tokenizing.
 
 Bounded in every direction: a number of threads, a number of waiting calls, and a deadline. Python
-cannot stop a thread, so a call that passes its deadline keeps its thread, and a new one takes its
-place; the threads are daemons and never hold up the end of the process.
+cannot stop a thread, so a call that passes its deadline, or whose caller has left, keeps its
+thread, and a new one takes its place; the threads are daemons and never hold up the end of the
+process.
 """
 
 from __future__ import annotations
@@ -65,10 +66,18 @@ class Offload:
         except TimeoutError:
             if call.future.cancelled():  # it never got a thread
                 raise Overfull from None
-            if call.claim_end():
-                self._lost.append(call.future)
-                self._start_thread()
+            self._give_up(call)
             raise Overrun from None
+        except asyncio.CancelledError:
+            if not call.future.cancelled():
+                self._give_up(call)
+            raise
+
+    def _give_up(self, call: _Call) -> None:
+        """A running call is waited for no longer: its thread is lost until it comes to an end."""
+        if call.claim_end():
+            self._lost.append(call.future)
+            self._start_thread()
 
     def _start_thread(self) -> None:
         threading.Thread(target=_work, args=(self._calls,), name="offload", daemon=True).start()

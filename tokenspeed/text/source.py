@@ -11,12 +11,12 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenspeed.text.errors import ModelError as ModelError
-from tokenspeed.text.gguf import read_gguf
+from tokenspeed.text.gguf import TensorInfo, read_gguf
 from tokenspeed.text.gguf_config import gguf_config, gguf_generation_config
 from tokenspeed.text.hub import download
 from tokenspeed.text.json_file import read_json
@@ -52,7 +52,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]
 @dataclass(frozen=True)
 class ModelSource:
     """A model that was found. `config` is its config.json (made from the metadata for a GGUF),
-    with the dtype always under "torch_dtype".
+    with the dtype always under "torch_dtype"; `tensors` is a GGUF's tensor table.
     """
 
     name: str
@@ -60,6 +60,7 @@ class ModelSource:
     kind: Literal["folder", "gguf"]
     config: dict[str, Any]
     generation_config: dict[str, Any]
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
 
 
 def resolve_model(
@@ -73,7 +74,8 @@ def resolve_model(
     path = locate(model, revision=revision, download_dir=download_dir, need_weights=need_weights)
     if path.is_file():
         gguf = read_gguf(path)
-        return ModelSource(model, path, "gguf", gguf_config(gguf), gguf_generation_config(gguf))
+        configs = gguf_config(gguf), gguf_generation_config(gguf)
+        return ModelSource(model, path, "gguf", *configs, gguf.tensors)
     config = read_json(path / "config.json")
     if not config:
         raise ModelError(f"{path}: no config.json there, so this is not a model folder")
