@@ -12,12 +12,9 @@ from torch import nn
 from tokenspeed.compile.cudagraph import graph_sizes
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
-<<<<<<< HEAD
 from tokenspeed.engine.attention import Attention, attention_backend, make_attention
-from tokenspeed.engine.decode_graphs import DecodeGraphs
-=======
 from tokenspeed.engine.block_weights import settle_layout
->>>>>>> main
+from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
