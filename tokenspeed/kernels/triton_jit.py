@@ -7,26 +7,48 @@ while it decorates, so it has to be set before this file is imported.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["HAS_KERNELS", "assert_rows", "block_of", "heads_of", "jit", "tl"]
+__all__ = [
+    "HAS_KERNELS",
+    "AsyncCompileMode",
+    "assert_rows",
+    "block_of",
+    "gdc",
+    "heads_of",
+    "jit",
+    "launches_early",
+    "tl",
+]
 
 HAS_KERNELS = torch.version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
 
 if HAS_KERNELS:
     import triton
     import triton.language as tl
+    from triton import AsyncCompileMode
+    from triton.language.extra.cuda import gdc
 else:
-    triton = tl = None
+    triton = tl = gdc = AsyncCompileMode = None
 
 
-def jit(kernel: Callable[..., None]) -> Any:
-    return triton.jit(kernel) if HAS_KERNELS else kernel
+def jit(kernel: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
+    """Compile `kernel` when it is first launched. Of an integer argument named in `varying`, Triton
+    shall not care whether it is 1 or a multiple of 16: it would compile a kernel for each case.
+    """
+    return triton.jit(kernel, do_not_specialize=list(varying)) if HAS_KERNELS else kernel
+
+
+@functools.cache
+def launches_early() -> bool:
+    """May a kernel begin before the one in front has ended (programmatic dependent launch)?"""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def block_of(size: int) -> int:
