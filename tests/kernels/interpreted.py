@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokenspeed.kernels import greedy_step
 from tokenspeed.kernels import qk_norm_rope as rope_kernels
 from tokenspeed.kernels import rms_norm as norm_kernels
 from tokenspeed.kernels import silu_mul as gate_kernels
@@ -109,3 +110,32 @@ def test_operands_that_kernels_would_misread_are_refused() -> None:
         rope_kernels.launch_rope(x, angles[:2], angles[:2])
     with pytest.raises(AssertionError, match="silu_mul of"):
         gate_kernels.launch(torch.randn(2, 7))
+
+
+def greedy_case(count: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """logits, tokens, lengths, rows: among them the scratch slot, twice, ties, and a NaN."""
+    torch.manual_seed(count)
+    logits = torch.randn(count, vocab_size).round(decimals=1)
+    logits[0, -1] = float("nan")
+    if count > 2:
+        logits[2, 3] = float("inf")
+    tokens = torch.randint(0, vocab_size, (8, 20), dtype=torch.int32)
+    lengths = torch.tensor([1, 20, 3, 7, 19, 2, 5, 1])
+    rows = torch.tensor([5, 7, 0, 3, 7, 4, 2][:count])
+    return logits, tokens, lengths, rows
+
+
+@pytest.mark.parametrize(("count", "vocab_size"), [(1, 5), (3, 2048), (7, 5000)])
+def test_greedy_ends_of_a_step(count: int, vocab_size: int) -> None:
+    logits, tokens, lengths, rows = greedy_case(count, vocab_size)
+    begun = greedy_step.begin_reference(tokens, lengths, rows)
+    for got, want in zip(greedy_step.launch_begin(tokens, lengths, rows), begun, strict=True):
+        assert torch.equal(got, want)
+    theirs, ours = (tokens.clone(), lengths.clone()), (tokens.clone(), lengths.clone())
+    want_ids, want_bad = greedy_step.end_reference(logits, *theirs, rows)
+    got_ids, got_bad = greedy_step.launch_end(logits, *ours, rows)
+    assert torch.equal(got_bad, want_bad) and want_bad[0] == 1
+    good = want_bad == 0
+    assert torch.equal(got_ids[good], want_ids[good])
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    assert ours[1][7] == 1 and torch.equal(ours[0][7], tokens[7]), "scratch was written"

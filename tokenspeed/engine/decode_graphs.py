@@ -20,9 +20,10 @@ from torch import Tensor
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.pinned import send
-from tokenspeed.engine.sampler import OK, Sampled, SamplingPlan, sample
+from tokenspeed.engine.sampler import NOT_FINITE, Sampled, SamplingPlan
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
+from tokenspeed.kernels.greedy_step import begin_rows, end_rows
 
 PLAIN = SamplingPlan(edits=None, random=None)
 """Greedy, nothing asked."""
@@ -38,7 +39,7 @@ class Executable(Protocol):
 
 @dataclass(frozen=True)
 class UniformStep:
-    """What the graphs of one size work on: logits [B, V] float32, lengths [B]."""
+    """What the graphs of one size work on: logits [B, V] in the model's dtype, lengths [B]."""
 
     forward: Recording
     sample: Recording
@@ -82,10 +83,10 @@ class DecodeGraphs:
             return self._forward(size)
 
         recorded = Recording(forward, self._pool)
-        logits, lengths = recorded.results
+        logits = recorded.results[0]
 
         def choose() -> tuple[Tensor, ...]:
-            return self._choose(size, logits, lengths)
+            return self._choose(size, logits)
 
         self._steps[size] = UniformStep(recorded, Recording(choose, self._pool))
 
@@ -95,8 +96,8 @@ class DecodeGraphs:
         return sorted(self._steps)
 
     def forward(self, slots: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Enqueue the forward of one token for each of `slots`: logits [R, V] float32, lengths [R]
-        and slots [R], all of which the next call overwrites. None: no graph is that large.
+        """Enqueue the forward of one token for each of `slots`: logits [R, V], lengths [R] and
+        slots [R], all of which the next call overwrites. None: no graph is that large.
         """
         size = padded_size(self.sizes, len(slots))
         if size is None:
@@ -125,9 +126,7 @@ class DecodeGraphs:
     def _forward(self, size: int) -> tuple[Tensor, Tensor]:
         slots = self._slots
         rows = self._row_slots[:size]
-        lengths = slots.lengths[rows]
-        positions = lengths - 1
-        ids = slots.tokens[rows, positions].long()
+        ids, positions, lengths = begin_rows(slots.tokens, slots.lengths, rows)
         order = self._order[: size + 1]
         self._attention.plan_device(
             DeviceStep(
@@ -144,11 +143,9 @@ class DecodeGraphs:
         )
         with forward_context(self._attention):
             hidden = self._executable.forward(self._executable.embed(ids), positions)
-        return self._executable.head(hidden).float(), lengths
+        return self._executable.head(hidden), lengths
 
-    def _choose(self, size: int, logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        slots, rows = self._slots, self._row_slots[:size]
-        sampled = sample(logits, PLAIN, slots.tokens, lengths)
-        accepted = (sampled.status == OK) & (rows != slots.scratch)
-        slots.extend(rows, lengths, sampled.ids, accepted)
-        return sampled.ids, sampled.status
+    def _choose(self, size: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        slots = self._slots
+        ids, is_bad = end_rows(logits, slots.tokens, slots.lengths, self._row_slots[:size])
+        return ids, is_bad * NOT_FINITE

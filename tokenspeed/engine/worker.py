@@ -161,7 +161,7 @@ class Worker:
             slots=query.slots[which],
             lengths=query.lengths[which],
             bound=max(rows[i].start + rows[i].num_tokens for i in chosen),
-            logits=self._executable.head(hidden[last]).float(),
+            logits=self._executable.head(hidden[last]),
         )
 
     def _score_prompt(self, row: Row, start: SlotStart, hidden: Tensor) -> Scores | None:
@@ -213,13 +213,14 @@ class Step:
             sampled = rows.graphs.sample(len(rows.starts))
         else:
             slots = self._worker.slots
-            sampled = sample(rows.logits, plan, slots.tokens[:, : rows.bound], rows.lengths, masks)
+            tokens = slots.tokens[:, : rows.bound]
+            sampled = sample(rows.logits.float(), plan, tokens, rows.lengths, masks)
             slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
         asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]
         if asked:
             with_top = any(rows.starts[i].params.logprobs for i in asked)
             which = send(asked, rows.logits.device)
-            self._scores = _fetch(score(rows.logits[which], sampled.ids[which], with_top))
+            self._scores = _fetch(score(rows.logits[which].float(), sampled.ids[which], with_top))
         self._sampled = Fetch(sampled.ids, sampled.status)
 
     def result(self) -> StepResult:
