@@ -5,7 +5,8 @@
     level 1, a miss         compiled by a process, while the weights are loaded; then loaded
     no level                level 1; but on a CPU a miss runs eagerly, and the log names -O1
 
-Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start.
+Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start, unless
+`--require-cache` says that a start without a hit is none.
 """
 
 from __future__ import annotations
@@ -85,8 +86,12 @@ def target_of(model: ServedModel, config: Config) -> Target:
 
 
 def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
-    """Begin with what can be done beside loading weights; `result` ends it."""
+    """Begin with what can be done beside loading weights; `result` ends it. Raises ConfigError for
+    settings that cannot be taken, and for a miss where `--require-cache` allows none.
+    """
     if config.compile.level == 0:
+        if config.compile.require_cache:
+            raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
         return PendingProgram(model, None)
     return PendingProgram(model, _Compiled(model, config))
 
@@ -144,6 +149,8 @@ class _Compiled:
         self._temporary: Path | None = None
         self._native: Future[Native | None] | None = None
         found = self._cache.find(self._facts)
+        if isinstance(found, Miss) and config.compile.require_cache:
+            raise _required(found.reason)
         if isinstance(found, Entry):
             self._entry = found
             self._loading = self._loader.submit(carried(_load), found)
@@ -153,7 +160,7 @@ class _Compiled:
         else:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
             return
-        if _chooses_linear(target):
+        if chooses_linear(target):
             self._native = self._loader.submit(obtain_native, config)
 
     def result(self, progress: Progress) -> Obtained | None:
@@ -163,6 +170,8 @@ class _Compiled:
                 return self._obtained(self._loading.result(), "compile cache hit", self._entry)
             except Damaged as error:
                 self._cache.set_aside(self._entry.folder, str(error))
+                if self._config.compile.require_cache:
+                    raise _required(str(error)) from error
             if self._is_asked_for:
                 self._child = self._start_child()
         return self._from_child(progress) if self._child else None
@@ -217,7 +226,7 @@ class _Compiled:
         return Obtained(program, f"level 1 ({how})", linear)
 
 
-def _chooses_linear(target: Target) -> bool:
+def chooses_linear(target: Target) -> bool:
     """Does the program call `linear` as an op that chooses its kernel?"""
     is_served = target.device.type == "cpu" and target.dtype == torch.float32
     return is_served and weight_layout.PASS.name not in target.disabled_passes
@@ -228,6 +237,14 @@ def _load(entry: Entry) -> Program:
         warm = importlib.import_module(_WARM)
     program: Program = warm.load_program(entry)
     return program
+
+
+def _required(reason: str) -> ConfigError:
+    """What a start without a hit is, if a hit is required."""
+    return ConfigError(
+        f"--require-cache: {reason}; fill the cache with `tokenspeed warmup` and the same options, "
+        "or with `tokenspeed cache import`"
+    )
 
 
 def _give_up(reason: str) -> None:
