@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -197,10 +197,12 @@ class _Compiled:
             in_blocks=bool(self._model.layout),
         )
         try:
-            return CompileChild(job)
+            child = CompileChild(job)
         except OSError as error:
             _give_up(f"its process cannot be started: {error}")
             return None
+        self._loader.submit(carried(_import_warm))  # while the child compiles
+        return child
 
     def _from_child(self, progress: Progress) -> Obtained | None:
         assert self._child is not None
@@ -233,10 +235,13 @@ def chooses_linear(target: Target) -> bool:
 
 
 def _load(entry: Entry) -> Program:
-    with span("process.import"):
-        warm = importlib.import_module(_WARM)
-    program: Program = warm.load_program(entry)
+    program: Program = _import_warm().load_program(entry)
     return program
+
+
+@span("process.import")
+def _import_warm() -> Any:
+    return importlib.import_module(_WARM)
 
 
 def _required(reason: str) -> ConfigError:
