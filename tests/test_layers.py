@@ -20,7 +20,7 @@ LAYERS = (
     {"passes", "models", "loader", "parallel"},
     {"compile", "speculative", "structured", "parsers"},
     {"engine"},
-    {"server", "llm"},
+    {"server", "llm", "bench"},
     {"cli", "__main__"},
 )
 """Each layer imports only from those before it; packages of one layer never from each other."""

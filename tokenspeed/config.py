@@ -105,6 +105,14 @@ class SchedulerConfig(Settings):
     max_queued_requests: int = option(
         4096, "waiting requests before new ones get 429", low=1, high=1 << 20
     )
+    max_queued_tokens: int = option(
+        4 << 20,
+        "prompt tokens of all requests that run or wait before new ones get 429; each of the n "
+        "samples of a prompt counts",
+        low=1,
+        high=1 << 32,
+        suffixes=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,9 @@ class CompileConfig(Settings):
     )
     cache_dir: str | None = option(
         None, "where compiled pieces are kept (default: tokenspeed in the user's cache folder)"
+    )
+    require_cache: bool = option(
+        False, "fail where the cache lacks what is needed, instead of compiling or running eagerly"
     )
     disable_pass: tuple[str, ...] = option((), "pass(es) to leave out, by name")
     strict_passes: bool = option(

@@ -92,7 +92,7 @@ NON_FACTS: dict[str, Any] = {
     **{"generation_config": "none", "seed": 7, "max_model_len": 64},
     **{"block_size": 32, "max_total_tokens": 4096, "gpu_memory_utilization": 0.5},
     **{"enable_prefix_caching": False, "max_num_seqs": 3, "chunked_prefill_size": 64},
-    **{"disable_overlap_schedule": True, "max_queued_requests": 9},
+    **{"disable_overlap_schedule": True, "max_queued_requests": 9, "max_queued_tokens": 9},
     **{"level": 1, "jit_after_ready": "error", "cache_dir": "/c", "attention_backend": "torch"},
     **{"host": "0.0.0.0", "port": 1, "api_key": ("k",), "drain_timeout": 1.0},
     **{"engine_startup_timeout": 9.0, "max_request_bytes": 4096, "write_timeout": 1.0},

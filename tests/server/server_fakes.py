@@ -168,6 +168,7 @@ class Asker:
     async def check_alive(self) -> None:
         """A normal request works and nothing is left of those before."""
         assert not self.engine.running and not self.state.open and not self.state.num_samples
+        assert not self.state.num_prompt_tokens
         assert self.state.idle.is_set()
         self.engine.answers = {}
         answer = await self.completion(max_tokens=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -188,6 +189,36 @@ async def test_full_queue_and_oversized_requests() -> None:
     assert refused(answer, 429)["code"] == "rate_limit_exceeded" and "retry-after" in answer.headers
     assert (await ask.completion(n=1)).status_code == 200
     ask.state.num_samples = 0
+    await ask.check_alive()
+
+
+async def test_prompt_tokens_in_the_queue_are_limited() -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client, max_queued_tokens=20))
+    answer = await ask.completion(prompt=["four", "more"], n=3)  # 24 tokens
+    assert "(--max-queued-tokens)" in refused(answer)["message"]
+    client.gate.clear()
+    first = asyncio.create_task(ask.completion(prompt="four", n=3))
+    await asyncio.sleep(0.05)
+    answer = await ask.completion(prompt="nine char")
+    assert "--max-queued-tokens" in refused(answer, 429)["message"]
+    client.gate.set()
+    assert (await first).status_code == 200
+    assert (await ask.completion(prompt="nine char")).status_code == 200
+    await ask.check_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_place_in_the_queue_is_taken_at_once(stream: bool) -> None:
+    """Requests that arrive together do not all see the last place free."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, max_num_seqs=1, max_queued_requests=2))
+    client.gate.clear()
+    asked = [asyncio.create_task(ask.completion(stream=stream)) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    client.gate.set()
+    statuses = sorted([(await each).status_code for each in asked])
+    assert statuses == [200] * 3 + [429] * 5
     await ask.check_alive()
 
 

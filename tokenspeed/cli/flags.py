@@ -23,7 +23,12 @@ class Command:
 
     options: tuple[Option, ...]
     own: Mapping[str, Takes]
+    """An own flag that takes many words may be repeated. Where it is called as an option is, it
+    stands in its place on the command line.
+    """
     headings: tuple[str, ...] = tuple(TABLE)
+    positional: str | None = None
+    """Under which name positional words are kept with the own flags; None: they are the model."""
 
 
 def known_flags(headings: Iterable[str] = TABLE) -> dict[str, tuple[Known, bool]]:
@@ -75,7 +80,8 @@ class Flags:
 
     def take(self, given: Given, read: Read) -> None:
         if given.flag in self.own:
-            read.own[given.flag] = given.words
+            before = read.own.get(given.flag, ()) if self.own[given.flag] is Takes.MANY else ()
+            read.own[given.flag] = (*before, *given.words)
         elif given.flag in self.options:
             self._set(given, read)
         else:

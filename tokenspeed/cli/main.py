@@ -14,6 +14,12 @@ from tokenspeed.options import ConfigError, suggest
 COMMANDS = {
     "serve": ("tokenspeed.cli.serve", "serve a model through an OpenAI-compatible API"),
     "batch": ("tokenspeed.cli.batch", "run a file of OpenAI batch requests, without a server"),
+    "warmup": ("tokenspeed.cli.warmup", "compile a model into the cache, without its weights"),
+    "cache": (
+        "tokenspeed.cli.cache",
+        "list, explain, check, prune, export, import compiled models",
+    ),
+    "bench": ("tokenspeed.cli.bench", "measure starts: where the time to the first token goes"),
     "env": ("tokenspeed.cli.env", "print what a bug report should say about this machine"),
     "version": ("tokenspeed.cli.version", "print the version"),
 }
@@ -28,6 +34,7 @@ Commands
 First steps
   tokenspeed serve                       the bundled smollm2 on http://127.0.0.1:8000
   tokenspeed serve ./folder --port 9000  a model folder or .gguf file of yours
+  tokenspeed warmup ./folder             compile it first, so that serve need not
   tokenspeed serve --help                all options; --help=OPTION explains one
   tokenspeed serve --help=compat         flags of vLLM and SGLang, and what becomes of them"""
 

@@ -54,7 +54,10 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = 
     """
     flags = Flags(command)
     line, words = flags.read(list(argv))
-    _take_model(line, words)
+    if command.positional is None:
+        _take_model(line, words)
+    else:
+        line.own[command.positional] = tuple(words)
     layers = [_read_environment(environ)]
     if "--config" in line.own:
         layers.append(read_file(Path(line.own["--config"][0]), command.own))

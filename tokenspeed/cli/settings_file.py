@@ -31,7 +31,7 @@ def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
     for key, value in _load(path).items():
         name = f"--{key}".replace("_", "-")
         try:
-            if name in own:
+            if name in own and name not in flags.options:
                 raise ConfigError(f"{key} can stand on the command line only")
             _take_entry(flags, read, name, str(key), value)
         except ConfigError as error:

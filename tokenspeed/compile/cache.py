@@ -82,21 +82,20 @@ class CompileCache:
             except OSError as error:
                 return Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
 
-    def look(self, facts: Facts) -> Entry | Miss:
-        """As `find`, for somebody who only wants to know: nothing is changed."""
-        try:
-            for folder in self._folders_of(facts):
-                return _read(folder, facts)
-        except (Damaged, OSError) as error:
-            return Miss(f"the entry cannot be used: {_why(error)}")
-        return Miss(self._nearest(facts))
+    def look(self, facts: Facts) -> Entry | None:
+        """As `find`, for somebody who only wants to know: nothing is changed. Raises Damaged or
+        OSError for an entry that cannot be used.
+        """
+        folders = [at for at in self.entry_folders() if at.name.endswith(f"-{digest_of(facts)}")]
+        return _read(folders[0], facts) if folders else None
 
     def entry_folders(self) -> list[Path]:
         """The folders that are called as entries are. Raises Untrusted if others may write here."""
         if not self._folder.is_dir():
             return []
         check_folder(self._folder)
-        return [path for path in sorted(self._folder.iterdir()) if _ENTRY.fullmatch(path.name)]
+        named = (path for path in sorted(self._folder.iterdir()) if _ENTRY.fullmatch(path.name))
+        return [path for path in named if path.is_dir() and not path.is_symlink()]
 
     def nearest(self, facts: Facts) -> tuple[str, list[Change]] | None:
         """The entry that is most alike, and the facts in which it differs."""
@@ -146,7 +145,7 @@ class CompileCache:
             found = self._find(facts)
             if isinstance(found, Entry):
                 return found
-            self._sweep(digest if is_alone else None)
+            self.sweep(digest if is_alone else None)
             place = self._folder / f"{_slug(name)}-{digest}"
             build = Path(tempfile.mkdtemp(prefix=f".build-{digest}-", dir=self._folder))
             try:
@@ -225,7 +224,7 @@ class CompileCache:
             os.fsync(descriptor)
             os.close(descriptor)
 
-    def _sweep(self, digest: str | None) -> None:
+    def sweep(self, digest: str | None = None) -> None:
         """Remove what processes that were killed have left, and entries set aside long ago."""
         for path in self._folder.glob(".*"):
             with contextlib.suppress(OSError):

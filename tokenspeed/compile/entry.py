@@ -111,7 +111,7 @@ def check_whole(manifest: Manifest) -> None:
     """Raise Damaged unless the manifest lists the files that a start needs."""
     named = {file for piece in manifest.contents.pieces.values() for _, _, file in piece.files}
     if missing := ({PLAN} | named) - manifest.files.keys():
-        raise Damaged(f"the manifest lacks {min(missing)}")
+        raise Damaged(f"the manifest lacks {min(missing)!r:.100}")
 
 
 def read_manifest(folder: Path) -> Manifest:

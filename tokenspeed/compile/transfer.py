@@ -141,7 +141,7 @@ def _parcel(name: str, files: dict[str, bytes]) -> Parcel:
         if name.rpartition("-")[2] != digest_of(manifest.facts):
             raise Damaged("its facts are not those of its name")
         if odd := files.keys() ^ manifest.files.keys():
-            raise Damaged(f"{min(odd)} is in the manifest or in the archive, and not in both")
+            raise Damaged(f"{min(odd)!r:.100} is not both in the manifest and in the archive")
         for file, content in files.items():
             check_file(manifest, file, content)
     except Damaged as error:

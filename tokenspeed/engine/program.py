@@ -6,7 +6,8 @@
     level 2                 as level 1; CUDA graphs are made later, of whatever runs
     no level                level 2; on a CPU level 1, but a miss runs eagerly and the log says so
 
-Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start.
+Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start, unless
+`--require-cache` says that a start without a hit is none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -87,8 +88,12 @@ def target_of(model: ServedModel, config: Config) -> Target:
 
 
 def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
-    """Begin with what can be done beside loading weights; `result` ends it."""
+    """Begin with what can be done beside loading weights; `result` ends it. Raises ConfigError for
+    settings that cannot be taken, and for a miss where `--require-cache` allows none.
+    """
     if config.compile.level == 0:
+        if config.compile.require_cache:
+            raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
         return PendingProgram(model, None)
     return PendingProgram(model, _Compiled(model, config))
 
@@ -146,6 +151,8 @@ class _Compiled:
         self._temporary: Path | None = None
         self._native: Future[Native | None] | None = None
         found = self._cache.find(self._facts)
+        if isinstance(found, Miss) and config.compile.require_cache:
+            raise _required(found.reason)
         if isinstance(found, Entry):
             self._entry = found
             self._loading = self._loader.submit(carried(_load), found)
@@ -155,7 +162,7 @@ class _Compiled:
         else:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
             return
-        if _chooses_linear(target):
+        if chooses_linear(target):
             self._native = self._loader.submit(obtain_native, config)
 
     def result(self, progress: Progress) -> Obtained | None:
@@ -165,6 +172,8 @@ class _Compiled:
                 return self._obtained(self._loading.result(), "compile cache hit", self._entry)
             except Damaged as error:
                 self._cache.set_aside(self._entry.folder, str(error))
+                if self._config.compile.require_cache:
+                    raise _required(str(error)) from error
             if self._is_asked_for:
                 self._child = self._start_child()
         return self._from_child(progress) if self._child else None
@@ -190,10 +199,12 @@ class _Compiled:
             in_blocks=bool(self._model.layout),
         )
         try:
-            return CompileChild(job)
+            child = CompileChild(job)
         except OSError as error:
             _give_up(f"its process cannot be started: {error}")
             return None
+        self._loader.submit(carried(_import_warm))  # while the child compiles
+        return child
 
     def _from_child(self, progress: Progress) -> Obtained | None:
         assert self._child is not None
@@ -219,17 +230,28 @@ class _Compiled:
         return Obtained(program, f"level 1 ({how})", linear)
 
 
-def _chooses_linear(target: Target) -> bool:
+def chooses_linear(target: Target) -> bool:
     """Does the program call `linear` as an op that chooses its kernel?"""
     is_served = target.device.type == "cpu" and target.dtype == torch.float32
     return is_served and weight_layout.PASS.name not in target.disabled_passes
 
 
 def _load(entry: Entry) -> Program:
-    with span("process.import"):
-        warm = importlib.import_module(_WARM)
-    program: Program = warm.load_program(entry)
+    program: Program = _import_warm().load_program(entry)
     return program
+
+
+@span("process.import")
+def _import_warm() -> Any:
+    return importlib.import_module(_WARM)
+
+
+def _required(reason: str) -> ConfigError:
+    """What a start without a hit is, if a hit is required."""
+    return ConfigError(
+        f"--require-cache: {reason}; fill the cache with `tokenspeed warmup` and the same options, "
+        "or with `tokenspeed cache import`"
+    )
 
 
 def _give_up(reason: str) -> None:

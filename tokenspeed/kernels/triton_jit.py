@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenspeed.kernels.triton_watch import watch
+
 __all__ = [
     "HAS_KERNELS",
     "AsyncCompileMode",
@@ -34,6 +36,9 @@ if HAS_KERNELS:
     import triton.language as tl
     from triton import AsyncCompileMode
     from triton.language.extra.cuda import gdc
+
+    if torch.version.cuda is not None:
+        watch(triton.knobs)
 else:
     triton = tl = gdc = AsyncCompileMode = None
 

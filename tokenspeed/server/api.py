@@ -41,7 +41,8 @@ class Api(Generic[R]):
     async def create(self, state: ServerState, request: R) -> msgspec.Struct:
         """The whole answer to a request. Raises APIError, InvalidRequest or EngineDead."""
         job = await self.prepare(state, request)
-        return await self.complete(state, request, job)
+        with job.place:
+            return await self.complete(state, request, job)
 
 
 CHAT = Api("/v1/chat/completions", ChatRequest, chat.prepare, chat.complete, chat.stream)
@@ -70,8 +71,9 @@ class ApiEndpoint:
             request = api.parse(state, parse_json(body))
             if request.stream:
                 job = await api.prepare(state, request)
-                blocks = api.stream(state, request, job)
-                await send_stream(receive, send, blocks, limits.write_timeout)
+                with job.place:
+                    blocks = api.stream(state, request, job)
+                    await send_stream(receive, send, blocks, limits.write_timeout)
             else:
                 answer = await until_disconnect(receive, api.create(state, request))
                 await send_json(send, msgspec.json.encode(answer))

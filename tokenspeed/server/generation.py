@@ -85,7 +85,7 @@ class Generation:
         self._exit = contextlib.ExitStack()
 
     async def __aenter__(self) -> Generation:
-        self._exit.enter_context(self._state.generating(self, len(self._requests)))
+        self._exit.enter_context(self._state.generating(self))
         self._tasks = [
             asyncio.create_task(self._pump(index, request))
             for index, request in enumerate(self._requests)

@@ -1,11 +1,12 @@
 """A checked API request, ready to run: everything that can be refused has been refused before.
 
-Making a job validates sampling, ids and lengths, resolves seed and token limit, and looks for a
-place in the queue; no byte has been sent to the client and nothing runs in the engine yet.
+Making a job validates sampling, ids and lengths, resolves seed and token limit, and takes a place
+in the queue; no byte has been sent to the client and nothing runs in the engine yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -44,7 +45,9 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One API request: `requests[p * n + s]` is sample s of prompt p."""
+    """One API request: `requests[p * n + s]` is sample s of prompt p. Whoever has it made runs it
+    in a `with job.place` block, which gives its place in the queue back.
+    """
 
     id: str
     created: int
@@ -53,6 +56,7 @@ class Job:
     prompts: list[Prompt]
     requests: list[GenerateRequest]
     tokenizer: Tokenizer | None
+    place: contextlib.ExitStack
 
     def start(self, state: ServerState) -> Generation:
         return Generation(state, self.tokenizer, self.requests)
@@ -83,31 +87,33 @@ def make_job(
             f"at most {MAX_SEQUENCES} are taken",
             "n",
         )
-    state.check_capacity(num_sequences)
+    limited = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
+    model = state.model_name(fields.model)
+    num_tokens = sum(len(prompt.ids) for prompt in prompts) * params.n
+    place = state.reserve(num_sequences, num_tokens)
     job_id = f"{prefix}-{uuid.uuid4().hex}"
     seed = state.draw_seed() if params.seed is None else params.seed
-    requests = []
-    for number, prompt in enumerate(prompts):
-        limited = _limit(params, prompt, ready, prompt_field, default_max_tokens)
-        requests += [
-            GenerateRequest(
-                id=f"{job_id}-{number * params.n + sample}",
-                prompt_ids=prompt.ids,
-                params=limited,
-                seed=seed,
-                sample_index=sample,
-                cache_salt=fields.cache_salt,
-            )
-            for sample in range(params.n)
-        ]
+    requests = [
+        GenerateRequest(
+            id=f"{job_id}-{number * params.n + sample}",
+            prompt_ids=prompt.ids,
+            params=limited[number],
+            seed=seed,
+            sample_index=sample,
+            cache_salt=fields.cache_salt,
+        )
+        for number, prompt in enumerate(prompts)
+        for sample in range(params.n)
+    ]
     return Job(
         id=job_id,
         created=int(time.time()),
-        model=state.model_name(fields.model),
+        model=model,
         params=params,
         prompts=prompts,
         requests=requests,
         tokenizer=text.tokenizer,
+        place=place,
     )
 
 

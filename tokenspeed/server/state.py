@@ -32,8 +32,9 @@ class Stoppable(Protocol):
 class ServerState:
     """Lives on one event loop; nothing here is thread-safe.
 
-    `open` are the generations that run in the engine, `num_samples` the engine requests that they
-    hold, `idle` is set while no API request is being served.
+    `open` are the generations that run in the engine; `num_samples` and `num_prompt_tokens` are the
+    engine requests, and the tokens they carry there, that have a place in its queue; `idle` is set
+    while no API request is being served.
     """
 
     def __init__(self, config: Config, client: EngineClient) -> None:
@@ -48,6 +49,7 @@ class ServerState:
         self.draining = False
         self.open: set[Stoppable] = set()
         self.num_samples = 0
+        self.num_prompt_tokens = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._stopped: APIError | None = None
@@ -101,16 +103,38 @@ class ServerState:
         """A seed for a request without one; the sequence is fixed by --seed."""
         return self._seeds.getrandbits(63)
 
-    def check_capacity(self, num_samples: int) -> None:
-        """Raise a 429 if the engine's queue has no place for `num_samples` more."""
+    def reserve(self, num_samples: int, num_tokens: int) -> contextlib.ExitStack:
+        """A place in the engine's queue for `num_samples` requests that carry `num_tokens` of
+        prompt in all, until the returned context ends. Raises a 429 if there is none now, a 400 if
+        there never will be.
+        """
         limits = self.config.scheduler
-        capacity = limits.max_num_seqs + limits.max_queued_requests
+        capacity, room = limits.max_num_seqs + limits.max_queued_requests, limits.max_queued_tokens
         if num_samples > capacity:
             raise bad_request(
                 f"The request asks for {num_samples} sequences; this server holds {capacity}.", "n"
             )
         if self.num_samples + num_samples > capacity:
             raise overloaded(f"The queue is full ({capacity} sequences run or wait). Retry later.")
+        if num_tokens > room:
+            raise bad_request(
+                f"The request has {num_tokens} prompt tokens, counted for each of its samples; "
+                f"this server holds {room} (--max-queued-tokens).",
+                "n",
+            )
+        if self.num_prompt_tokens + num_tokens > room:
+            raise overloaded(
+                f"The queue is full ({room} prompt tokens run or wait, --max-queued-tokens). "
+                "Retry later."
+            )
+        self._occupy(num_samples, num_tokens)
+        place = contextlib.ExitStack()
+        place.callback(self._occupy, -num_samples, -num_tokens)
+        return place
+
+    def _occupy(self, num_samples: int, num_tokens: int) -> None:
+        self.num_samples += num_samples
+        self.num_prompt_tokens += num_tokens
 
     def first_token(self) -> contextlib.AbstractContextManager[object]:
         """The wait for the very first token is timed as the end of the start-up."""
@@ -132,16 +156,14 @@ class ServerState:
                 self.idle.set()
 
     @contextlib.contextmanager
-    def generating(self, generation: Stoppable, num_samples: int) -> Iterator[None]:
+    def generating(self, generation: Stoppable) -> Iterator[None]:
         """`generation` runs in the engine, unless everything has been stopped already."""
         if self._stopped is not None:
             raise self._stopped
         self.open.add(generation)
-        self.num_samples += num_samples
         try:
             yield
         finally:
-            self.num_samples -= num_samples
             self.open.discard(generation)
 
     def stop_all(self, error: APIError) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of TokenSpeed as its users meet it."""

@@ -1,0 +1,222 @@
+"""`tokenspeed cache ls|why|prune|verify|export|import`: each a function that prints, and answers
+with the exit code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenspeed.compile.archive import ArchiveError, read_archive
+from tokenspeed.compile.cache import CompileCache, cache_root
+from tokenspeed.compile.entry import Damaged, Entry, read_entry
+from tokenspeed.compile.inventory import Item, Limits, beyond, group, items, misfits, verified
+from tokenspeed.compile.key import Change
+from tokenspeed.compile.transfer import Bundle, install, install_kernels, unpack
+from tokenspeed.config import Config
+from tokenspeed.engine.warmup import wanted, write_entries
+from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
+from tokenspeed.text.errors import ModelError
+
+
+def run(action: str, config: Config, **arguments: Any) -> int:
+    """Do one of `ACTIONS`; the exit code. Raises ConfigError for what cannot be asked for."""
+    cache = CompileCache(cache_root(config.compile.cache_dir))
+    try:
+        return ACTIONS[action](cache, config, **arguments)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    except (ArchiveError, Damaged, OSError) as error:
+        logger.error("%s", error)
+        return 1
+
+
+def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
+    """Print every entry."""
+    rows = [_row(item) for item in items(cache)]
+    if as_json:
+        _print_json({"root": str(cache.root), "entries": rows})
+    elif rows:
+        _print_table(
+            ["ENTRY", "SIZE", "AGE", "LEVEL", "DTYPE", "DEVICE", "TORCH", "FITS THIS MACHINE"],
+            [
+                [
+                    *(row["entry"], _size(row["bytes"]), _age(row["age_s"]), "1"),
+                    *(str(row[name] or "?") for name in ("dtype", "device", "torch")),
+                    _fit(row),
+                ]
+                for row in rows
+            ],
+        )
+    else:
+        print(f"no entry in {cache.root}")
+    return 0
+
+
+def _why(cache: CompileCache, config: Config, *, as_json: bool) -> int:
+    """Print whether a start would find its program, or what keeps it from it."""
+    if config.compile.level == 0:
+        raise ConfigError("-O0 compiles nothing and looks into no cache; ask without it")
+    _, facts = wanted(config)
+    entry: Entry | None = None
+    found: list[Change] = []
+    try:
+        if entry := cache.look(facts):
+            reason = f"hit: {entry.folder}"
+        elif nearest := cache.nearest(facts):
+            name, found = nearest
+            reason = f"miss: the nearest entry, {name}, differs in {len(found)} of its facts"
+        else:
+            reason = f"miss: no entry in {cache.root}; tokenspeed warmup makes one"
+    except (Damaged, OSError) as error:
+        reason = f"miss: the entry cannot be used: {error}"
+    if as_json:
+        facts_found = [change._asdict() for change in found]
+        path = str(entry.folder) if entry else None
+        _print_json({"hit": entry is not None, "path": path, "why": reason, "facts": facts_found})
+    else:
+        print(reason)
+        _print_changes(found)
+    return 0 if entry else 1
+
+
+def _prune(
+    cache: CompileCache,
+    config: Config,
+    *,
+    max_age_s: float | None,
+    max_bytes: int | None,
+    is_dry: bool,
+) -> int:
+    """Remove what is older or more than the limits say, but nothing that is being made."""
+    doomed = beyond(items(cache), Limits(max_age_s, max_bytes))
+    status, num_bytes = 0, 0
+    for item in doomed:
+        try:
+            is_gone = is_dry or cache.remove(item.folder)
+        except OSError as error:
+            logger.error("%s: cannot be removed: %s", item.name, error)
+            status = 1
+            continue
+        num_bytes += item.bytes if is_gone else 0
+        said = "would be removed" if is_dry else "removed" if is_gone else "is being made: it stays"
+        print(f"{item.name}: {said}, {_size(item.bytes)}")
+    if not is_dry:
+        cache.sweep()
+    print(f"{_size(num_bytes)} {'would be' if is_dry else 'are'} free")
+    return status
+
+
+def _verify(cache: CompileCache, config: Config, *, as_json: bool) -> int:
+    """Check every digest of every entry."""
+    found = verified(cache)
+    if as_json:
+        _print_json([{"entry": item.name, "problem": item.problem} for item in found])
+    else:
+        for item in found:
+            print(f"{item.name}: {item.problem or 'whole'}")
+        bad = sum(item.problem is not None for item in found)
+        print(f"{len(found)} checked, {bad} bad" + ("; a start makes them anew" if bad else ""))
+    return 1 if any(item.problem for item in found) else 0
+
+
+def _export(cache: CompileCache, config: Config, *, output: str) -> int:
+    """Write an archive of one entry: the model is its name, or the settings are those it is for."""
+    named = [path for path in cache.entry_folders() if path.name == config.model.model]
+    if named:
+        entry = read_entry(named[0])
+    else:
+        found = cache.find(wanted(config)[1])
+        if not isinstance(found, Entry):
+            raise ArchiveError(f"{found.reason}; tokenspeed warmup --export FILE makes the entry")
+        entry = found
+    write_entries(cache, [entry], output)
+    return 0
+
+
+def _import(cache: CompileCache, config: Config, *, path: str, sha256: str | None) -> int:
+    """Put what an archive holds into the cache, once every digest in it has matched."""
+    bundle = unpack(read_archive(Path(path), sha256))
+    _install(cache, bundle)
+    for parcel in bundle.parcels:
+        if changes := misfits(parcel.manifest.facts):
+            print(f"{parcel.name} is of no use to this machine as it is:")
+            _print_changes(changes)
+    return 0
+
+
+def _install(cache: CompileCache, bundle: Bundle) -> None:
+    for parcel in bundle.parcels:
+        is_new = install(cache, parcel)
+        print(f"{parcel.name}: {'imported' if is_new else 'is there already: nothing to do'}")
+    for name in install_kernels(cache, bundle.kernels):
+        print(f"{name}: imported")
+
+
+ACTIONS: dict[str, Callable[..., int]] = {
+    "ls": _ls,
+    "why": _why,
+    "prune": _prune,
+    "verify": _verify,
+    "export": _export,
+    "import": _import,
+}
+
+
+def _row(item: Item) -> dict[str, Any]:
+    facts = item.manifest.facts if item.manifest else {}
+    return {
+        "entry": item.name,
+        "model": item.name.rpartition("-")[0],
+        "bytes": item.bytes,
+        "age_s": max(0.0, time.time() - item.made),
+        "level": 1,
+        "dtype": group(facts, "compile").get("dtype"),
+        "device": group(facts, "compile").get("device"),
+        "torch": str(group(facts, "versions").get("torch", "")).split(" ")[0],
+        "problem": item.problem,
+        "misfits": [change._asdict() for change in misfits(facts)] if facts else [],
+    }
+
+
+def _fit(row: dict[str, Any]) -> str:
+    if row["problem"]:
+        return f"damaged: {row['problem']}"
+    if not row["misfits"]:
+        return "yes"
+    first, *more = row["misfits"]
+    rest = f"; and {len(more)} more" if more else ""
+    return f"no: {first['name']} {first['here']} (there {first['there']}){rest}"
+
+
+def _print_changes(changes: Sequence[Change]) -> None:
+    if changes:
+        _print_table(["FACT", "HERE", "THERE"], [list(change) for change in changes])
+
+
+def _print_table(head: list[str], rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        plain = (cell if cell.isprintable() else ascii(cell) for cell in row)
+        cells = (f"{cell:{width}}" for cell, width in zip(plain, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):.1f} MiB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,147 @@
+"""`tokenspeed warmup`: fill the compile cache without weights, as a start would with them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from tokenspeed.compile.archive import ArchiveError, write_archive
+from tokenspeed.compile.cache import CompileCache, cache_root
+from tokenspeed.compile.entry import Entry
+from tokenspeed.compile.key import Facts, digest_of, facts_of
+from tokenspeed.compile.transfer import pack
+from tokenspeed.config import Config
+from tokenspeed.engine.block_weights import settle_layout
+from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+from tokenspeed.engine.model import ServedModel, resolve_served
+from tokenspeed.engine.native import obtain_native
+from tokenspeed.engine.program import chooses_linear, target_of
+from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
+from tokenspeed.text.errors import ModelError
+
+_PIECE = re.compile(r"piece (\d+) of (\d+)")
+_MIB = 1 << 20
+
+
+def warmup(configs: Sequence[Config], export: str | None = None) -> int:
+    """Compile what each of these settings would run, where the cache does not have it; then write
+    all of it into an archive. The exit code. Raises ConfigError for settings that cannot be taken.
+    """
+    cache = CompileCache(cache_root(configs[0].compile.cache_dir))
+    try:
+        entries = {}
+        for config in configs:
+            if config.compile.level == 0:
+                logger.info("level 0 runs pieces as they are: there is nothing to compile")
+                continue
+            entry = _filled(cache, config)
+            entries[entry.folder.name] = entry
+        if export is not None:
+            write_entries(cache, list(entries.values()), export)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    except (ArchiveError, CompileError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+class CompileError(RuntimeError):
+    """What was to be compiled is not in the cache: one line that says why."""
+
+
+def wanted(config: Config) -> tuple[ServedModel, Facts]:
+    """The model that a start with these settings would run, and the facts of its program. Raises
+    ModelError or ConfigError.
+    """
+    model = settle_layout(resolve_served(config, need_weights=False), config)
+    return model, facts_of(target_of(model, config))
+
+
+def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> None:
+    """Write an archive of entries, and its digest to stdout, as sha256sum does. Raises ArchiveError
+    and OSError.
+    """
+    members = pack(cache, entries)
+    digest = write_archive(Path(path), members)
+    num_bytes = sum(map(len, members.values()))
+    logger.info(
+        "%s: %d %s, %.1f MiB; to use it: tokenspeed cache import FILE --sha256 DIGEST",
+        *(path, len(entries), "entry" if len(entries) == 1 else "entries", num_bytes / _MIB),
+    )
+    print(f"{digest}  {path}")
+
+
+def _filled(cache: CompileCache, config: Config) -> Entry:
+    model, facts = wanted(config)
+    what = f"{model.source.name} on {model.device} in {model.dtype_name}"
+    found = cache.find(facts)
+    if isinstance(found, Entry):
+        logger.info("%s: in the cache already, %s", what, found.folder)
+        entry = found
+    else:
+        logger.info("%s: %s", what, found.reason)
+        if reason := cache.why_unwritable():
+            raise CompileError(f"nothing can be stored: {reason}; set --cache-dir")
+        job = CompileJob(
+            config=config,
+            root=str(cache.root),
+            digest=digest_of(facts),
+            num_threads=torch.get_num_threads(),
+            in_blocks=bool(model.layout),
+        )
+        entry = _compiled(cache, job, facts, what)
+    if chooses_linear(target_of(model, config)):
+        obtain_native(config)
+    return entry
+
+
+def _compiled(cache: CompileCache, job: CompileJob, facts: Facts, what: str) -> Entry:
+    child = CompileChild(job)
+    try:
+        with _Progress(what) as progress:
+            done = child.wait(progress)
+    finally:
+        child.close()
+    if isinstance(done, CompileFailed):
+        raise CompileError(f"{what}: compiling failed: {done.message}")
+    found = cache.find(facts)
+    if not isinstance(found, Entry):
+        raise CompileError(f"{what}: compiled, but not found afterwards: {found.reason}")
+    logger.info("%s: compiled in %.1f s: %s", what, done.seconds, done.summary)
+    logger.info("%s: %s", what, found.folder)
+    return found
+
+
+class _Progress:
+    """What the compiler tells: a bar on a terminal, else a line of the log for each step."""
+
+    def __init__(self, what: str) -> None:
+        self._last = ""
+        self._what = what
+        self._is_terminal = sys.stderr.isatty()
+        form = "{desc}: {n_fmt}/{total_fmt} pieces |{bar}| {elapsed}{postfix}"
+        self._bar = tqdm(
+            desc=what, total=0, leave=False, bar_format=form, disable=not self._is_terminal
+        )
+
+    def __call__(self, detail: str) -> None:
+        """Told the same again and again while it lasts."""
+        if detail != self._last and not self._is_terminal:
+            logger.info("%s: %s", self._what, detail)
+        if detail != self._last and (piece := _PIECE.match(detail)):
+            self._bar.n, self._bar.total = int(piece[1]) - 1, int(piece[2])
+        self._last = detail
+        self._bar.set_postfix_str(detail)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
