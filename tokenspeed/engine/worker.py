@@ -144,6 +144,9 @@ class Worker:
                 context_lens=query.lengths.int(),
                 positions=query.positions,
                 token_rows=query.owners.int(),
+                num_decodes=sum(
+                    1 for _ in itertools.takewhile(lambda row: row.num_tokens == 1, rows)
+                ),
             )
         )
 
