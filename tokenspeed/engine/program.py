@@ -76,7 +76,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         config=model.config,
         dtype=model.dtype,
         device=model.device,
-        ranges=token_ranges(device, config.scheduler.max_num_seqs),
+        ranges=token_ranges(device),
         fuses_prologue=attention_backend(config).fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
@@ -161,7 +161,7 @@ class _Compiled:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
             return
         if chooses_linear(target):
-            self._native = self._loader.submit(obtain_native, config)
+            self._native = self._loader.submit(carried(obtain_native), config)
 
     def result(self, progress: Progress) -> Obtained | None:
         """The program; None if there is none to be had, which has been logged."""
