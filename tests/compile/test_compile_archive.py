@@ -93,22 +93,21 @@ def test_any_length_but_its_own_is_refused(
     refused(tmp_path / "a", whole[0] + bytes(data.draw(st.integers(1, 2000))))
 
 
-def tar_of(*members: tarfile.TarInfo | tuple[str, bytes], mode: str = "w") -> bytes:
+def tar_of(*members: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
     """A tar with a correct index of what it says to hold, as an attacker would make it."""
-    contents = {name: data for name, data in (each for each in members if isinstance(each, tuple))}
+    contents = dict(each for each in members if isinstance(each, tuple))
     index = {name: Member(len(data), archive._sha256(data)) for name, data in contents.items()}
     text = archive._encode(Index(archive.FORMAT, dict(sorted(index.items()))))
     return plain_tar(
         (archive.INDEX, text),
         (archive.INDEX_DIGEST, archive._sha256(text).encode()),
         *members,
-        mode=mode,
     )
 
 
-def plain_tar(*members: tarfile.TarInfo | tuple[str, bytes], mode: str = "w") -> bytes:
+def plain_tar(*members: tarfile.TarInfo | tuple[str, bytes]) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode, format=tarfile.USTAR_FORMAT) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for each in members:
             if isinstance(each, tuple):
                 info = tarfile.TarInfo(each[0])

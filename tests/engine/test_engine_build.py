@@ -111,6 +111,7 @@ def test_a_start_reports_phases_and_spans(
             *("scheduler.init", "model.config", "compile.capture", "compile.split"),
             *("weights.target", "weights.allocate", "weights.read_copy"),
             *("kv.build", "process.import", "executor.init"),
+            *("model.source", "compile.skeleton"),
         ],
         "ok",
     )

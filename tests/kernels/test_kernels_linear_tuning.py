@@ -60,6 +60,20 @@ def test_a_small_lead_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert choices == (Choice(128, "rows"),), "rows is not tried with more"
 
 
+def test_a_disturbed_sample_does_not_tear_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = tuned(
+        monkeypatch,
+        rows=[1.2, 1, 1, 3, 1, 1, 2.5, 4, 0],
+        torch=[1.0, 2, 2, 2, 2, 2, 2.0, 2, 2],
+    )
+    assert choices == (Choice(32, "rows"),)
+
+
+def test_rows_that_never_lead_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [1.0] * len(tuning.TOKENS)
+    assert tuned(monkeypatch, rows=[2.0] * len(flat), torch=flat) == ()
+
+
 def test_torch_alone_needs_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuned(monkeypatch, torch=[1.0] * len(tuning.TOKENS)) == ()
 

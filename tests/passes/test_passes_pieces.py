@@ -13,10 +13,16 @@ from pass_graphs import (
     placeholders,
     random_value,
     through_slot,
+    tiny_model,
 )
 from torch import fx
 
 from tokenspeed.compile import torch_api
+from tokenspeed.compile.capture import capture
+from tokenspeed.compile.matcher import pass_manager
+from tokenspeed.compile.split import split
+from tokenspeed.passes import Stage
+from tokenspeed.passes.manager import PassManager
 
 DTYPES = [torch.float32, torch.bfloat16]
 TURNED = {
@@ -60,6 +66,36 @@ def test_on_a_cpu_fused_ops_are_counted_and_inlined(dtype: torch.dtype) -> None:
             assert targets[1].count(target) <= targets[0].count(target), f"more {target}"
         assert all("val" in node.meta for node in slot.after.graph.nodes if node.op != "output")
         slot.assert_equal()
+
+
+@pytest.mark.parametrize("architecture", TURNED)
+def test_products_with_weights_choose_their_kernel(architecture: str) -> None:
+    """q, k and v are one product, gate and up another; the head is a piece of its own."""
+    f32 = torch.float32
+    pieces = [*pieces_of(captured_forward(architecture, f32)), head_of(architecture, f32)]
+    for piece, count in zip(pieces, [1, 4, 3, 1], strict=True):
+        slot = through_slot(piece, on_a_cpu(f32))
+        assert slot.counts.get("weight_layout") == count
+        assert slot.ops().count("tokenspeed::linear") == count
+        assert not any(".mm." in str(n.target) for n in slot.after.graph.nodes)
+        assert not any("addmm" in str(n.target) for n in slot.after.graph.nodes)
+        slot.assert_equal()
+
+
+def test_products_in_bfloat16_stay() -> None:
+    name, bf16 = "Qwen2ForCausalLM", torch.bfloat16
+    for piece in [*pieces_of(captured_forward(name, bf16)), head_of(name, bf16)]:
+        assert "weight_layout" not in through_slot(piece, on_a_cpu(bf16)).counts
+
+
+def on_a_cpu(dtype: torch.dtype) -> PassManager:
+    return pass_manager(Stage.PIECE, dtype=dtype, device="cpu", strict=True)
+
+
+def head_of(architecture: str, dtype: torch.dtype) -> fx.GraphModule:
+    model = tiny_model(architecture, dtype)
+    (piece,) = split(capture(model.head, (torch.zeros(8, 32, dtype=dtype),)))[1].values()
+    return piece
 
 
 @pytest.mark.long

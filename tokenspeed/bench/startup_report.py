@@ -16,7 +16,7 @@ from tokenspeed.bench.startup import Start
 from tokenspeed.bench.timeline import critical_path, unaccounted, union
 
 NOBODY = "(not covered)"
-_MIN_SHOWN_S = 0.0005
+_MIN_SHOWN_S = 0.005
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

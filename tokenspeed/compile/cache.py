@@ -76,11 +76,14 @@ class CompileCache:
 
     def find(self, facts: Facts) -> Entry | Miss:
         """The entry for these facts, read and checked. One that is damaged is set aside."""
-        with span("compile.cache_load"):
+        found: Entry | Miss
+        with span("compile.cache_load") as look_up:
             try:
-                return self._find(facts)
+                found = self._find(facts)
             except OSError as error:
-                return Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
+                found = Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
+            look_up.cache = "hit" if isinstance(found, Entry) else "miss"
+        return found
 
     def look(self, facts: Facts) -> Entry | None:
         """As `find`, for somebody who only wants to know: nothing is changed. Raises Damaged or

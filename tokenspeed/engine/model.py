@@ -15,6 +15,7 @@ from tokenspeed.models import family_of
 from tokenspeed.models.blocks import pack
 from tokenspeed.models.family import DecoderConfig, Family
 from tokenspeed.options import ConfigError
+from tokenspeed.spans import span
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.source import ModelSource, resolve_model
 
@@ -80,12 +81,13 @@ def resolve_layout(
 def resolve_served(config: Config, *, need_weights: bool = True) -> ServedModel:
     """Find the model and settle what the settings leave open. Raises ModelError or ConfigError."""
     wanted = config.model
-    source = resolve_model(
-        wanted.model,
-        revision=wanted.revision,
-        download_dir=wanted.download_dir,
-        need_weights=need_weights and wanted.load_format != "dummy",
-    )
+    with span("model.source"):
+        source = resolve_model(
+            wanted.model,
+            revision=wanted.revision,
+            download_dir=wanted.download_dir,
+            need_weights=need_weights and wanted.load_format != "dummy",
+        )
     family = family_of(source.config)
     device = resolve_device(wanted.device)
     dtype = resolve_dtype(wanted.dtype, device, source.config)

@@ -163,7 +163,7 @@ class _Compiled:
             logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
             return
         if chooses_linear(target):
-            self._native = self._loader.submit(obtain_native, config)
+            self._native = self._loader.submit(carried(obtain_native), config)
 
     def result(self, progress: Progress) -> Obtained | None:
         """The program; None if there is none to be had, which has been logged."""

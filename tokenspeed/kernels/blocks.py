@@ -23,11 +23,11 @@ from tokenspeed.kernels import block_formats
 from tokenspeed.kernels.block_formats import row_size
 from tokenspeed.kernels.blocks_cpu import BlockKernels
 
-FEW_TOKENS = 64
+FEW_TOKENS = 128
 """Where torch's product of panels overtakes the kernel."""
 
-_PANEL_BYTES = 1 << 20
-"""Of expanded rows: what stays in the second cache while it is multiplied."""
+_PANEL_BYTES = 4 << 20
+"""Of expanded rows: little enough to be near when it is multiplied, enough for torch to be fast."""
 
 _native: list[BlockKernels] = []
 """The kernels of this process, or none: the same for all models, whose results do not depend on

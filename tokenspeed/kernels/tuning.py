@@ -4,12 +4,14 @@ Measuring takes the model's own weights, of all shapes in turn: a step reads eve
 kernel must be timed on weights that have left the caches. What counts is the fastest of several
 samples, since everything else that runs on the machine only ever makes one slower.
 
-Whatever a table says, results differ by float rounding at most.
+Whatever a table says, results differ by float rounding at most; and up to the number of tokens that
+it gives to `rows`, from one on, not at all.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -35,6 +37,9 @@ _ROWS_UNTIL = 32
 
 _ROWS_TRIED_UNTIL = 128
 _SAMPLE_BYTES = 8 << 20
+_TICK_S = 1e-9
+"""What a clock that stood still has measured."""
+
 _MAX_TOKENS = 1 << 24
 _MAX_SIZE = 1 << 31
 
@@ -172,20 +177,42 @@ def _sample(kernel: Linear, weights: Iterable[Tensor], shape: Shape, num_tokens:
     began = time.perf_counter()
     for w in chosen:
         kernel(x, w, None)
-    return (time.perf_counter() - began) / repeats
+    return max(time.perf_counter() - began, _TICK_S) / repeats
 
 
 def _choices(times: Sequence[Mapping[str, float]]) -> tuple[Choice, ...]:
     """The winners by token count, neighbours with one winner merged; torch's tail is left out."""
     found: list[Choice] = []
-    for num_tokens, seconds in zip(TOKENS, times, strict=False):
-        winner, *others = seconds
-        for other in others:
-            if seconds[other] < _MARGIN * seconds[winner]:
-                winner = other
+    rows_end = _rows_end(times)
+    for i, (num_tokens, seconds) in enumerate(zip(TOKENS, times, strict=False)):
+        winner = "rows" if i < rows_end else _fastest(seconds)
         if found and found[-1].kernel == winner:
             found.pop()
         found.append(Choice(num_tokens, winner))
     if found[-1].kernel == "torch":
         found.pop()
     return tuple(found)
+
+
+def _rows_end(times: Sequence[Mapping[str, float]]) -> int:
+    """For how many of the token counts, from the smallest on, `rows` is chosen.
+
+    It serves one run of them, where it takes the least time altogether (by ratios: each count
+    weighs the same). So a disturbed sample does not tear the run apart, and in all of it a token's
+    bits do not depend on how many others there are.
+    """
+    gains = [0.0]
+    for seconds in times:
+        if "rows" not in seconds:
+            break
+        gains.append(gains[-1] + math.log(seconds[_fastest(seconds)] / (_MARGIN * seconds["rows"])))
+    return max(range(len(gains)), key=lambda end: (gains[end], end))
+
+
+def _fastest(seconds: Mapping[str, float]) -> str:
+    """The best of the kernels but `rows`."""
+    winner, *others = (name for name in seconds if name != "rows")
+    for other in others:
+        if seconds[other] < _MARGIN * seconds[winner]:
+            winner = other
+    return winner

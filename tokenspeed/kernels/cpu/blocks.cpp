@@ -1,6 +1,7 @@
 // A linear layer whose weight lies in blocks: see blocks.py. Four rows at a time are expanded into
 // a buffer that the first cache holds, and multiplied there; the memory is read once.
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "formats.h"
@@ -19,8 +20,18 @@ static float* room(int64_t floats) {
 
 template <class Format>
 static inline void expand_row(const uint8_t* row, int64_t K, float* out) {
-  for (int64_t k = 0; k < K; k += Format::kElements, row += Format::kBytes)
-    Format::expand(row, out + k);
+  constexpr int64_t kRun = 2048 / Format::kElements;  // blocks whose scales are at hand
+  float scales[kRun * Format::kScales];
+  for (int64_t left = K / Format::kElements; left > 0; left -= kRun) {
+    const int64_t count = left < kRun ? left : kRun;
+    for (int64_t i = 0; i < count; i++)
+      Format::scales(row + i * Format::kBytes, scales + i * Format::kScales);
+    for (int64_t i = 0; i < count; i++)
+      Format::expand(row + i * Format::kBytes, scales + i * Format::kScales,
+                     out + i * Format::kElements);
+    row += count * Format::kBytes;
+    out += count * Format::kElements;
+  }
 }
 
 template <class Format>

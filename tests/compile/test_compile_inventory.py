@@ -1,0 +1,137 @@
+"""What people are told of a cache, and what may be removed from it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from compile_entries import FACTS, PIECE, fill, missed
+from test_compile_key import BASE
+
+from tokenspeed.compile import inventory
+from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.entry import Contents, Entry
+from tokenspeed.compile.inventory import Item, Limits, beyond, items, misfits, verified
+
+OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CompileCache:
+    """Two entries, and things that are none."""
+    cache = CompileCache(tmp_path / "root")
+    first = cache.store(FACTS, "first", fill)
+    cache.store(OTHER, "second", fill)
+    (cache.root / "v1" / "notes").mkdir()
+    (cache.root / "v1" / "a-file-0123456789abcdef").write_text("")
+    (cache.root / "v1" / "a-link-0123456789abcdef").symlink_to(first.folder)
+    return cache
+
+
+def by_model(found: list[Item]) -> dict[str, Item]:
+    return {item.name.rpartition("-")[0]: item for item in found}
+
+
+def test_entries_are_listed_and_nothing_else(cache: CompileCache) -> None:
+    found = by_model(items(cache))
+    assert found.keys() == {"first", "second"} == by_model(verified(cache)).keys()
+    item = found["first"]
+    assert item.bytes == sum(path.stat().st_size for path in item.folder.rglob("*.*")) + 64
+    assert time.time() - item.made < 60 and item.problem is None
+    assert item.manifest is not None and item.manifest.facts == FACTS
+
+
+def test_an_empty_cache_has_no_entries(tmp_path: Path) -> None:
+    assert items(CompileCache(tmp_path / "none")) == verified(CompileCache(tmp_path / "none")) == []
+
+
+def test_what_is_damaged_is_named_and_left_alone(cache: CompileCache) -> None:
+    first, second = (item.folder for item in items(cache))
+    os.truncate(first / PIECE, 3)
+    (second / "READY").unlink()
+    (cache.root / "v1" / "foreign-0123456789abcdef").mkdir()
+    first.rename(first.with_name("first-ffffffffffffffff"))
+    found = by_model(verified(cache))
+    assert found["first"].problem == f"{PIECE} is not what was written"
+    assert found["second"].problem == found["foreign"].problem == "it was never finished"
+    assert by_model(items(cache))["first"].problem == "its facts are not those of its name"
+    assert len(items(cache)) == 3
+
+
+def test_what_others_may_write_is_named(cache: CompileCache) -> None:
+    (items(cache)[0].folder / PIECE).chmod(0o666)
+    assert "others may write" in (verified(cache)[0].problem or "")
+    (cache.root / "v1").chmod(0o777)
+    with pytest.raises(OSError, match="others may write"):
+        items(cache)
+
+
+def test_limits_keep_the_youngest() -> None:
+    now = time.time()
+    found = [Item(Path(name), 10, now - age, None, None) for name, age in (("a", 9), ("b", 99))]
+
+    def gone(**limits: int) -> str:
+        return "".join(item.name for item in beyond(found, Limits(**limits)))
+
+    assert gone() == ""
+    assert (gone(max_age_s=1000), gone(max_age_s=50), gone(max_age_s=1)) == ("", "b", "ba")
+    assert (gone(max_bytes=20), gone(max_bytes=19), gone(max_bytes=0)) == ("", "b", "ba")
+    assert gone(max_age_s=50, max_bytes=10) == "b"
+
+
+def test_a_removed_entry_is_gone(cache: CompileCache) -> None:
+    first, second = (item.folder for item in items(cache))
+    assert cache.remove(first) and not first.exists()
+    assert isinstance(cache.look(OTHER), Entry) and cache.look(FACTS) is None
+    assert not list(first.parent.glob(".aside-*"))
+    missed(cache)
+    with pytest.raises(ValueError, match="is no entry of this cache"):
+        cache.remove(first.parent / "notes")
+    with pytest.raises(ValueError, match="is no entry of this cache"):
+        cache.remove(Path("/elsewhere") / second.name)
+
+
+def test_an_entry_that_is_being_made_stays(cache: CompileCache) -> None:
+    """A damaged one lies there still, when somebody makes it anew."""
+    first = items(cache)[0].folder
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(folder: Path) -> Contents:
+        first.mkdir()
+        begun.set()
+        go_on.wait(30)
+        first.rmdir()
+        return fill(folder)
+
+    os.truncate(first / PIECE, 3)
+    maker = threading.Thread(target=cache.store, args=(FACTS, "first", slowly))
+    maker.start()
+    assert begun.wait(30)
+    assert not cache.remove(first)
+    go_on.set()
+    maker.join(30)
+    assert isinstance(cache.look(FACTS), Entry)
+    assert cache.remove(first)
+
+
+def test_an_entry_made_here_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert misfits(BASE) == []
+    monkeypatch.setattr(inventory.torch, "__version__", "2.99")
+    (change,) = misfits(BASE)
+    assert change.name == "versions.torch" and "2.99" in change.here
+
+
+def test_an_entry_of_elsewhere_does_not() -> None:
+    sources = BASE["sources"] | {"models/llama.py": "0", "models/gone.py": "1", "../../x/y.py": "2"}
+    there = BASE | {"sources": sources, "machine": {"gpu": "H200"}}
+    there |= {"compile": BASE["compile"] | {"device": "cuda"}}
+    changed = {change.name for change in misfits(there)}
+    assert changed >= {"sources.models/llama.py", "sources.models/gone.py", "machine.gpu"}
+
+
+@pytest.mark.parametrize("facts", [{}, {"compile": 7, "sources": []}, {"compile": {"device": []}}])
+def test_facts_that_are_none_fit_nowhere(facts: dict[str, object]) -> None:
+    assert misfits(facts)

@@ -1,0 +1,127 @@
+"""`tokenspeed cache why` names the changed fact, for every row of the key's matrix."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compile_entries import fill
+from test_compile_key_matrix import CONFIG_FACTS, HF_CONFIG, MACHINE_FACTS, NON_FACTS, OPTION_FACTS
+
+from tokenspeed.compile import key
+from tokenspeed.compile.cache import CompileCache
+from tokenspeed.config import Config, make_config
+from tokenspeed.engine.cache_commands import run
+from tokenspeed.engine.warmup import wanted
+
+Ask = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """The settings of a start on a machine that has a GPU as well."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+
+    def config(
+        hf: dict[str, Any] | None = None, family: str = "LlamaForCausalLM", **options: Any
+    ) -> Config:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        hf_config = {"architectures": [family]} | HF_CONFIG | (hf or {})
+        (tmp_path / "model" / "config.json").write_text(json.dumps(hf_config))
+        values = {"model": str(tmp_path / "model"), "cache_dir": str(tmp_path / "cache")}
+        values |= {"load_format": "dummy", "device": "cpu", "dtype": "float32"}
+        return make_config(values | options)
+
+    return config
+
+
+@pytest.fixture
+def ask(start: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> Ask:
+    """The answer and the exit code; the first time, an entry is put there beforehand."""
+
+    def why(*args: Any, as_json: bool = False, **options: Any) -> tuple[int, str]:
+        config = start(*args, **options)
+        cache = CompileCache(Path(str(config.compile.cache_dir)))
+        if not cache.root.exists():
+            cache.store(wanted(config)[1], "model", fill)
+        status = run("why", config, as_json=as_json)
+        return status, capsys.readouterr().out
+
+    return why
+
+
+def assert_named(answer: tuple[int, str], name: str) -> None:
+    status, text = answer
+    assert status == 1
+    head, columns, *lines = text.splitlines()
+    assert head.startswith("miss: the nearest entry, model-")
+    assert columns.split() == ["FACT", "HERE", "THERE"]
+    assert any(name in line for line in lines), text
+
+
+def test_a_hit_is_said_with_its_path(ask: Ask, tmp_path: Path) -> None:
+    status, text = ask()
+    assert status == 0
+    assert text.startswith(f"hit: {tmp_path}/cache/v1/model-") and text.count("\n") == 1
+
+
+@pytest.mark.parametrize("fact", CONFIG_FACTS)
+def test_a_config_that_differs_is_named(ask: Ask, fact: str) -> None:
+    family = "Qwen3ForCausalLM" if fact == "head_dim" else "LlamaForCausalLM"
+    ask(family=family)
+    assert_named(ask(CONFIG_FACTS[fact], family=family), f"model.{fact} ")
+
+
+@pytest.mark.parametrize("option", OPTION_FACTS)
+def test_a_setting_that_differs_is_named(ask: Ask, option: str) -> None:
+    value, fact = OPTION_FACTS[option]
+    ask()
+    assert_named(ask(**{option.split()[0]: value}), f"{fact} ")
+
+
+@pytest.mark.parametrize("fact", MACHINE_FACTS)
+def test_a_machine_that_differs_is_named(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    device = "cuda" if fact == "machine.gpu" else "cpu"
+    ask(device=device)
+    monkeypatch.setattr(*MACHINE_FACTS[fact])
+    assert_named(ask(device=device), f"{fact} ")
+
+
+@pytest.mark.parametrize("name", key.SETTINGS)
+def test_a_variable_that_differs_is_named(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ask()
+    monkeypatch.setenv(name, "1" if os.environ.get(name) != "1" else "0")
+    assert_named(ask(), f"settings.{name} ")
+
+
+def test_a_source_that_differs_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask()
+    digest = key._digest
+    monkeypatch.setattr(key, "_digest", lambda p: "0" if p.name == "silu_mul.py" else digest(p))
+    assert_named(ask(), "sources.passes/silu_mul.py ")
+    assert_named(ask(family="Qwen2ForCausalLM"), "sources.models/qwen2.py ")
+
+
+@pytest.mark.parametrize("option", sorted(NON_FACTS.keys() - {"cache_dir", "load_format"}))
+def test_what_is_no_fact_hits(ask: Ask, option: str) -> None:
+    ask()
+    assert ask(**{option: NON_FACTS[option]})[0] == 0
+
+
+def test_json_says_the_same(ask: Ask) -> None:
+    assert json.loads(ask(as_json=True)[1])["hit"] is True
+    status, text = ask(dtype="bfloat16", as_json=True)
+    answer = json.loads(text)
+    assert (status, answer["hit"], answer["path"]) == (1, False, None)
+    assert {"name": "compile.dtype", "here": "'bfloat16'", "there": "'float32'"} in answer["facts"]
