@@ -21,19 +21,20 @@ from tokenspeed.kernels.attend import Prologue
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kernels.head_prologue import operands_of, prepared_heads
 from tokenspeed.kernels.paged_layer import PagedLayer, assert_heads, paged_attention_reference
-from tokenspeed.kernels.paged_tiles import LOG2_E, finish, fold_tile, prefetch_tile, tile_tokens
+from tokenspeed.kernels.paged_tiles import LOG2_E, finish, fold_tile, tile_tokens
 from tokenspeed.kernels.triton_jit import assert_rows, block_of, gdc, jit, launches_early, tl
 
-_PROGRAMS = 264
-"""Enough for 132 multiprocessors; only batches that have fewer (row, key head) pairs are split."""
+_PROGRAMS = 132
+"""One for each multiprocessor of a Hopper GPU: batches with fewer (row, key head) pairs are split.
+"""
 
 _MIN_SHARE = 64
 """Tokens of a program: less does not pay for the merge."""
 
 _MAX_SPLITS = 64
 
-_MERGED = 8192
-"""Elements of partial results that are merged at once: 64 registers of four warps."""
+_FEW_PAIRS = 16
+"""Of a row and a key head: a row or two."""
 
 
 def reference(
@@ -112,31 +113,44 @@ def _keep(  # type: ignore[no-untyped-def]
 
 @jit
 def _merge(  # type: ignore[no-untyped-def]
-    sums, stats, first, used, GROUP: tl.constexpr, D: tl.constexpr, G: tl.constexpr,
-    BLOCK: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """The softmax of `used` partial results, STEP at a time, from L2, where other multiprocessors
-    left them: as [G], [G], [G, BLOCK], without the rows that fill up a tile of queries.
+    sums, stats, first, used, acc, GROUP: tl.constexpr, D: tl.constexpr, MAX_SPLITS: tl.constexpr
+):
+    """The softmax of `used` <= MAX_SPLITS partial results, from L2, where other multiprocessors
+    left them; `acc` only gives its shape.
     """
-    g, d = tl.arange(0, G), tl.arange(0, BLOCK)
-    top = tl.full([G], -1e30, tl.float32)
-    total = tl.zeros([G], tl.float32)
-    acc = tl.zeros([G, BLOCK], tl.float32)
-    for start in range(0, used, STEP):
-        split = start + tl.arange(0, STEP)
-        row = (first + split)[:, None] * GROUP + g[None, :]
-        there = (split < used)[:, None] & (g < GROUP)[None, :]
-        tops = tl.load(stats + row * 2, mask=there, other=-1e30, cache_modifier=".cg")
-        totals = tl.load(stats + row * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-        place = row[:, :, None] * D + d[None, None, :]
-        mask = there[:, :, None] & (d < D)[None, None, :]
-        parts = tl.load(sums + place, mask=mask, other=0.0, cache_modifier=".cg")
-        new_top = tl.maximum(top, tl.max(tops, axis=0))
-        shrink, weights = tl.exp2(top - new_top), tl.exp2(tops - new_top[None, :])
-        total = total * shrink + tl.sum(totals * weights, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], axis=0)
-        top = new_top
+    g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
+    split = tl.arange(0, MAX_SPLITS)
+    at = ((first + split[:, None]) * GROUP + g[None, :]) * 2
+    there = (split < used)[:, None] & (g < GROUP)[None, :]
+    tops = tl.load(stats + at, mask=there, other=-1e30, cache_modifier=".cg")
+    totals = tl.load(stats + at + 1, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.max(tops, axis=0)
+    total = tl.sum(totals * tl.exp2(tops - top[None, :]), axis=0)
+    mask = (g < GROUP)[:, None] & (d < D)[None, :]
+    acc = tl.zeros_like(acc)
+    for each in tl.range(0, used, loop_unroll_factor=4):
+        row = (first + each) * GROUP + g
+        own_top = tl.load(stats + row * 2, mask=g < GROUP, other=-1e30, cache_modifier=".cg")
+        place = sums + row[:, None] * D + d[None, :]
+        part = tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
+        acc += part * tl.exp2(own_top - top)[:, None]
     return top, total, acc
+
+
+@jit
+def _combine(  # type: ignore[no-untyped-def]
+    sums, stats, arrived, pair, used, top, total, acc,
+    GROUP: tl.constexpr, D: tl.constexpr, MAX_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave a partial result for the program that comes last, or, as that program, take all."""
+    first = pair * tl.num_programs(2)
+    _keep(sums, stats, first + tl.program_id(2), top, total, acc, GROUP, D)
+    tl.debug_barrier()  # every thread's part is written before the program counts as arrived
+    is_last = tl.atomic_add(arrived + pair, 1, sem="acq_rel") == used - 1
+    if is_last:
+        tl.store(arrived + pair, 0)
+        top, total, acc = _merge(sums, stats, first, used, acc, GROUP, D, MAX_SPLITS)
+    return is_last, top, total, acc
 
 
 @jit
@@ -173,8 +187,8 @@ def _paged_decode_kernel(  # type: ignore[no-untyped-def]
     q_token, q_head, k_token, k_head, v_token, v_head, cos_token, sin_token, table_slot, eps, scale,
     GROUP: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
-    PAGE: tl.constexpr, M: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_N: tl.constexpr, MIN_SHARE: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+    PAGE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    MIN_SHARE: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one key head of one row over a share of its context: program (key head,
     row, split). `scale` is in units of log2, as all scores are.
@@ -184,8 +198,7 @@ def _paged_decode_kernel(  # type: ignore[no-untyped-def]
     last, begin, end, used = _share(context_lens, row, WINDOW, BLOCK_N, MIN_SHARE)
     if split >= used:
         return
-    if EARLY:  # the kernel in front makes q, k and v; the rest is older than that
-        prefetch_tile(keys, values, pages, begin, end, head, HKV, D, PAGE, BLOCK_N)
+    if EARLY:  # the kernel in front makes q, k and v; lengths and tables are older than that
         gdc.gdc_wait()
         gdc.gdc_launch_dependents()
     g = tl.arange(0, M)
@@ -209,25 +222,32 @@ def _paged_decode_kernel(  # type: ignore[no-untyped-def]
             scale, HKV, D, BLOCK, PAGE, False,
         )  # fmt: skip
     pair = row * HKV + head
-    if used == 1:
+    is_last = used == 1
+    if SPLIT:
+        if used > 1:
+            is_last, top, total, acc = _combine(
+                sums, stats, arrived, pair, used, top, total, acc, GROUP, D, MAX_SPLITS
+            )
+    if is_last:
         _write(out, sinks, pair, head, top, total, acc, GROUP, D, SINKS)
-    else:
-        first = pair * tl.num_programs(2)
-        _keep(sums, stats, first + split, top, total, acc, GROUP, D)
-        tl.debug_barrier()  # every thread's part is written before the program counts as arrived
-        if tl.atomic_add(arrived + pair, 1, sem="acq_rel") == used - 1:
-            tl.store(arrived + pair, 0)
-            top, total, acc = _merge(sums, stats, first, used, GROUP, D, G, BLOCK, STEP)
-            _write(out, sinks, pair, head, top, total, acc, GROUP, D, SINKS)
 
 
 _kernel = jit(_paged_decode_kernel, varying=("slots", "context_lens"))
 
 
-def _shape(dtype: torch.dtype, block: int, splits: int) -> dict[str, int]:
-    """Cached tokens of a tile, tiles in flight, and warps."""
-    warps = 8 if splits > 1 else 4
-    return {"BLOCK_N": tile_tokens(dtype, block, 16), "num_stages": 3, "num_warps": warps}
+def _shape(dtype: torch.dtype, block: int, num_pairs: int, splits: int) -> dict[str, int]:
+    """Cached tokens of a tile, tiles in flight, and warps, as an H200 wants them for heads of 128:
+    a batch that fills the device wants several programs on a multiprocessor, one that is split much
+    in flight in a single one, and a lone row short steps.
+    """
+    if splits == 1:
+        kilobytes, stages, warps = 16, 3, 4
+    elif num_pairs > _FEW_PAIRS:
+        kilobytes, stages, warps = 32, 3, 4
+    else:
+        kilobytes, stages, warps = 16, 2, 8
+    tokens = tile_tokens(dtype, block, kilobytes)
+    return {"BLOCK_N": tokens, "num_stages": stages, "num_warps": warps}
 
 
 def launch(
@@ -255,7 +275,8 @@ def launch(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     assert out.shape == q.shape and out.is_contiguous(), f"paged_decode: out {out.shape}"
     early = launches_early()
-    splits = num_splits(step.num_rows * num_kv_heads, step.max_context_len)
+    num_pairs = step.num_rows * num_kv_heads
+    splits = num_splits(num_pairs, step.max_context_len)
     _kernel[num_kv_heads, step.num_rows, splits](
         q, k, v, *operands[:4], q if sinks is None else sinks, layer.keys, layer.values,
         layer.table, step.slots, step.context_lens, out,
@@ -264,8 +285,8 @@ def launch(
         operands.cos_token, operands.sin_token, layer.table.stride(0), operands.eps,
         layer.scale * LOG2_E,
         GROUP=group, HKV=num_kv_heads, D=size, SINKS=sinks is not None, WINDOW=layer.window,
-        PAGE=layer.block_size, M=max(16, block_of(group)), G=block_of(group), BLOCK=block,
-        MIN_SHARE=_MIN_SHARE, STEP=max(1, _MERGED // (block_of(group) * block)), EARLY=early,
-        **operands.flags, **_shape(q.dtype, block, splits), launch_pdl=early,
+        PAGE=layer.block_size, M=max(16, block_of(group)), BLOCK=block,
+        MIN_SHARE=_MIN_SHARE, SPLIT=splits > 1, MAX_SPLITS=_MAX_SPLITS, EARLY=early,
+        **operands.flags, **_shape(q.dtype, block, num_pairs, splits), launch_pdl=early,
     )  # fmt: skip
     return out

@@ -54,30 +54,6 @@ def fold_tile(  # type: ignore[no-untyped-def]
 
 
 @jit
-def prefetch_tile(  # type: ignore[no-untyped-def]
-    keys, values, pages, begin, end, head,
-    HKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Bring tokens [begin, begin + BLOCK_N), as far as they lie before `end`, into L2."""
-    n = begin + tl.arange(0, BLOCK_N)
-    page = tl.load(pages + n // PAGE, mask=n < end, other=0).to(tl.int64)
-    place = (page * PAGE + n % PAGE) * (HKV * D) + head * D
-    # Lines of 128 bytes. Page 0 is some page: what is fetched in vain does no harm.
-    LINE: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth
-    for line in tl.static_range(0, D, LINE):
-        _prefetch(keys + place + line)
-        _prefetch(values + place + line)
-
-
-@jit
-def _prefetch(pointers):  # type: ignore[no-untyped-def]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@jit
 def finish(top, total, acc, sinks, heads, is_head, SINKS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The softmax's result [M, BLOCK], each row with the sink of its head, if there are any."""
     top = tl.where(is_head, top, 0.0)
