@@ -118,6 +118,12 @@ class Worker:
         sampled = self._sampled_rows(batch.rows, starts, ends, hidden)
         return Step(self, batch, starts, sampled, prompt_scores)
 
+    def check_device(self) -> None:
+        """Raise if the device does not even add: after a CUDA error that stays, nothing works until
+        the process ends.
+        """
+        (torch.ones(1, device=self._device) + 1).item()
+
     def _sampled_rows(
         self, rows: list[Row], starts: list[SlotStart], ends: list[int], hidden: Tensor
     ) -> _SampledRows | None:
