@@ -1,6 +1,7 @@
 """From `tokenspeed serve` to a server that is ready: compiled pieces out of the cache, and eager.
 
     python benchmarks/start.py [--rounds 5] [--model smollm2] [--cache FOLDER] [--out RESULT.json]
+                               [--add]
 
 Each start is a fresh process; the clock runs from its creation until GET /ready answers 200:
 
@@ -9,8 +10,9 @@ Each start is a fresh process; the clock runs from its creation until GET /ready
     imports  no server: importing torch._dynamo and torch._inductor in a process that has torch
 
 Rounds are interleaved. Before them one start fills the cache (`--cache` keeps it for the next run)
-and one of each kind warms the machine's own file cache. A warm start may take 3 s more than an
-eager one and the imports together: it loads what the eager one need not, beside the weights.
+and one of each kind warms the machine's own file cache. `--add` keeps the rounds that RESULT.json
+already holds, so that a machine need be quiet for a few at a time only. A warm start may take 3 s
+more than an eager one and the imports together.
 """
 
 from __future__ import annotations
@@ -99,10 +101,11 @@ def measure(kind: str, model: str, cache: Path, empty: Path) -> float:
     return seconds
 
 
-def compare(rounds: int, model: str, cache: Path) -> dict[str, Any]:
+def compare(rounds: int, model: str, cache: Path, earlier: dict[str, Any]) -> dict[str, Any]:
+    """The report of `rounds` rounds, and of those that the report `earlier` holds, if any."""
     kinds = [*LEVELS, "imports"]
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    loads = []
+    seconds: dict[str, list[float]] = earlier.get("seconds", {kind: [] for kind in kinds})
+    loads: list[float] = earlier.get("other_cores", [])
     with tempfile.TemporaryDirectory() as empty:
         filled, _ = start(model, 1, cache)
         for number in range(rounds + 1):
@@ -111,7 +114,8 @@ def compare(rounds: int, model: str, cache: Path) -> dict[str, Any]:
                     found = measure(kind, model, cache, Path(empty))
                     if number:  # the first round warms up
                         seconds[kind].append(found)
-            loads.append(others.cores)
+            if number:
+                loads.append(others.cores)
     medians = {kind: statistics.median(found) for kind, found in seconds.items()}
     return {
         "machine": facts(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))),
@@ -120,7 +124,7 @@ def compare(rounds: int, model: str, cache: Path) -> dict[str, Any]:
         "medians_s": medians,
         "above_allowed_s": medians["warm"] - medians["eager"] - medians["imports"] - ALLOWED_S,
         "seconds": seconds,
-        "other_cores": loads[1:],
+        "other_cores": loads,
     }
 
 
@@ -130,10 +134,16 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cache", type=Path, help="a compile cache to fill, or to find filled")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--add", action="store_true", help="to the rounds that --out already has")
     args = parser.parse_args()
+    if args.add and args.out is None:
+        parser.error("--add needs --out")
+    # Ended by a time limit, it still ends the server that it is timing.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    earlier = json.loads(args.out.read_text()) if args.add and args.out.exists() else {}
     with contextlib.ExitStack() as stack:
         cache = args.cache or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        report = compare(args.rounds, args.model, cache)
+        report = compare(args.rounds, args.model, cache, earlier)
     for kind, found in report["seconds"].items():
         median = report["medians_s"][kind]
         print(f"{kind:8} {median:6.2f} s ({min(found):.2f}-{max(found):.2f})")

@@ -237,7 +237,6 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     max_tokens: int = MAX_TOKENS
     """Settled by `Scheduler.add`."""
-    arrival_s: float = 0.0
     order: int = 0
     """Place in the order of arrival, set by `Scheduler.add`."""
     output_ids: list[int] = field(default_factory=list)
@@ -273,10 +272,6 @@ class Request:
     def num_tokens(self) -> int:
         """Tokens whose ids are known on the host: the prompt and all committed output."""
         return len(self.spec.prompt_ids) + len(self.output_ids)
-
-    @property
-    def is_done(self) -> bool:
-        return self.state in (State.FINISHED, State.ABORTED)
 
     def token_ids(self) -> list[int]:
         return self.spec.prompt_ids + self.output_ids

@@ -89,7 +89,16 @@ def test_free_memory_is_the_machine_s_or_the_cgroup_s(tmp_path: Path) -> None:
     assert available_ram(tmp_path) == 5000 * 1024
     (group / "memory.max").write_text("4000\n")
     assert available_ram(tmp_path) == 3000
-    (group / "memory.max").write_text("500\n")
+    (group / "memory.stat").write_text("anon 100\ninactive_file 700\nactive_file 200\n")
+    assert available_ram(tmp_path) == 3700, "cached files are given back before memory is short"
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("1:name=x:/other\n0::/outer/inner\n")
+    (group / "outer/inner").mkdir(parents=True)
+    (group / "outer/memory.max").write_text("2000\n")
+    (group / "outer/memory.current").write_text("500\n")
+    (group / "outer/inner/memory.max").write_text("max\n")
+    assert available_ram(tmp_path) == 1500, "the tightest of all cgroups around us"
+    (group / "memory.max").write_text("200\n")
     assert available_ram(tmp_path) == 0
 
 

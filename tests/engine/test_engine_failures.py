@@ -149,6 +149,29 @@ def test_a_result_that_cannot_be_fetched_ends_its_requests(
     assert run(engine, [request("c", [5, 6])])["c"].error is None
 
 
+@pytest.mark.parametrize("where", ["launch", "result"])
+def test_a_lost_device_ends_the_engine(
+    make: Callable[[type[Faulty]], Engine], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    engine = make(Raising)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("tokenspeed.engine.worker.Worker.check_device", fail)
+    prompt = [5, POISON] if where == "launch" else [5, 6]
+    if where == "result":
+        monkeypatch.setattr("tokenspeed.engine.worker.Step.result", fail)
+    engine.add(request("a", prompt))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        while engine.has_work:
+            engine.step()
+
+
+def test_a_device_that_works_passes_its_check(tiny_model: str) -> None:
+    tiny_engine(tiny_model)._worker.check_device()
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

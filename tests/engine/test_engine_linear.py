@@ -225,8 +225,8 @@ def test_plain_is_another_program_and_builds_nothing(tiny_model: str, tmp_path: 
 def test_a_pass_that_is_disabled_leaves_nothing_to_choose(tiny_model: str, tmp_path: Path) -> None:
     config = tiny_config(tiny_model, disable_pass=("weight_layout",))
     target = target_of(resolve_served(config), config)
-    assert not program._chooses_linear(target)
+    assert not program.chooses_linear(target)
     config = tiny_config(tiny_model, dtype="bfloat16")
-    assert not program._chooses_linear(target_of(resolve_served(config), config))
+    assert not program.chooses_linear(target_of(resolve_served(config), config))
     config = tiny_config(tiny_model)
-    assert program._chooses_linear(target_of(resolve_served(config), config))
+    assert program.chooses_linear(target_of(resolve_served(config), config))

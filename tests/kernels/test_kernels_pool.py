@@ -45,6 +45,20 @@ def test_a_large_pool_costs_nothing_until_used() -> None:
     assert resident_bytes() - before < 64 << 20
 
 
+def test_a_pool_is_this_process_s_own() -> None:
+    """A child that is forked off must not write into it; and shared memory has a limit of its own
+    in a container.
+    """
+    pool = PagePool(cache_groups([NARROW]), 64, 16, torch.float32, CPU)
+    address = pool.keys[0].data_ptr()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= address < high:
+            assert line.split()[1] == "rw-p"
+            return
+    raise AssertionError("not mapped")
+
+
 @pytest.mark.parametrize("num_pages", [1 << 40, 1 << 60])
 def test_a_pool_beyond_all_memory_says_what_to_do(num_pages: int) -> None:
     with pytest.raises(MemoryError, match="lower --max-total-tokens"):

@@ -71,6 +71,15 @@ def test_eviction_is_leaf_first_and_least_recently_used() -> None:
     tree.check(Counter())
 
 
+def test_what_grew_last_is_evicted_last() -> None:
+    tree = PrefixTree(1, 1)
+    insert(tree, [1], [0])
+    insert(tree, [7, 8], [1, 2])
+    insert(tree, [1, 2, 3], [9, 3, 4])  # grows the older leaf
+    assert tree.evict(2) == [[1, 2]]
+    tree.check(Counter())
+
+
 def test_a_lock_protects_the_path_alone() -> None:
     tree = PrefixTree(1, 1)
     insert(tree, [1, 2, 3, 4], [0, 1, 2, 3])
@@ -132,6 +141,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.pages: dict[tuple[Namespace, tuple[int, ...]], list[int]] = {}
         self.locks: list[tuple[Node, Namespace, tuple[int, ...]]] = []
         self.next_page = 0
+        self.ages: dict[tuple[Namespace, tuple[int, ...]], int] = {}
+        self.clock = 0
+
+    def touch(self, space: Namespace, prefixes: list[tuple[int, ...]]) -> None:
+        self.clock += 1
+        self.ages |= {(space, prefix): self.clock for prefix in prefixes}
 
     def prefixes(self, tokens: list[int]) -> list[tuple[int, ...]]:
         ends = range(self.size, len(tokens) + 1, self.size)
@@ -175,8 +190,10 @@ class PrefixMachine(RuleBasedStateMachine):
         columns = [[pages[group] for pages in new] for group in range(self.num_groups)]
         present, _ = self.tree.insert(node, run, columns)
         assert present == before
+        self.touch(space, prefixes)
         self.locks.pop()
         self.tree.unlock(node)
+        self.touch(space, self.prefixes(tokens[:start]))
         for prefix, pages in list(zip(prefixes, new, strict=True))[present:]:
             self.pages[space, prefix] = pages
 
@@ -186,6 +203,7 @@ class PrefixMachine(RuleBasedStateMachine):
         lock = data.draw(st.sampled_from(self.locks))
         self.locks.remove(lock)
         self.tree.unlock(lock[0])
+        self.touch(lock[1], self.prefixes(list(lock[2])))
 
     @rule(count=st.integers(0, 6))
     def evict(self, count: int) -> None:
@@ -195,11 +213,16 @@ class PrefixMachine(RuleBasedStateMachine):
         }
         evictable = len(self.pages) - len(protected)
         assert len(evicted[0]) == min(count, evictable)
+        newest = 0
         keys = {tuple(pages): key for key, pages in self.pages.items()}
         for pages in zip(*evicted, strict=True):
             key = keys[pages]
             assert key not in protected, "a locked page was evicted"
             del self.pages[key]
+            newest = max(newest, self.ages[key])
+        parents = {(space, prefix[: -self.size]) for space, prefix in self.pages}
+        leaves = self.pages.keys() - parents - protected
+        assert all(self.ages[leaf] >= newest for leaf in leaves), "not the longest unused"
         for space, prefix in self.pages:  # leaf first: no page outlives its parent
             assert all((space, tuple(up)) in self.pages for up in self.prefixes(list(prefix)))
 

@@ -4,12 +4,12 @@
 
 With overlap one step is in flight: batch N + 1 is scheduled and launched before the result of N is
 committed. A step that raises (a kernel, memory) is run again row by row, each row as a batch of its
-own: rows that raise again end their request with an error, all others lose nothing.
+own: rows that raise again end their request with an error, all others lose nothing. If none is
+left, the device itself may be lost: then the error of a check of it ends the engine.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -36,6 +36,7 @@ class BatchRunner(Protocol):
     """What the engine needs of a worker."""
 
     def launch(self, batch: Batch) -> LaunchedStep: ...
+    def check_device(self) -> None: ...
 
 
 class Engine:
@@ -81,7 +82,7 @@ class Engine:
         if spec.adapter is not None:
             raise InvalidRequest(f"adapter {spec.adapter!r} is not loaded", "model")
         spec.params.check_vocabulary(vocab_size)
-        self._scheduler.add(Request(spec, eos_ids=self._eos_ids, arrival_s=time.monotonic()))
+        self._scheduler.add(Request(spec, eos_ids=self._eos_ids))
 
     def abort(self, ids: Iterable[str]) -> list[RequestDelta]:
         """End requests now, in whatever state; unknown ids have ended and are skipped."""
@@ -130,6 +131,7 @@ class Engine:
             result = step.result()
         except Exception as error:
             logger.error("step %d gave no result", step.batch.step, exc_info=error)
+            self._worker.check_device()
             rows = [_failed(row, error) for row in step.batch.rows]
             result = StepResult(batch=step.batch, rows=rows)
         return self._scheduler.commit(result)
@@ -148,6 +150,8 @@ class Engine:
                 results += step.result().rows
             except Exception as row_error:
                 results.append(_failed(row, row_error))
+        if all(result.error is not None for result in results):
+            self._worker.check_device()
         return StepResult(batch=batch, rows=results)
 
 

@@ -62,15 +62,39 @@ def _budget(share: float, device: torch.device) -> int:
 
 
 def available_ram(root: Path = Path("/")) -> int:
-    """Bytes that this process may still take: free on the machine, and within its cgroup (v2)."""
+    """Bytes that this process may still take: free on the machine, and within its cgroups (v2)."""
     fields = dict(
         line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines() if line
     )
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    group = root / "sys/fs/cgroup"
-    try:
-        limit = int((group / "memory.max").read_text())
-        available = min(available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no cgroup of ours, or "max": no limit
-        pass
+    for group in _own_cgroups(root):
+        try:
+            limit = int((group / "memory.max").read_text())
+            used = int((group / "memory.current").read_text()) - _file_cache(group)
+        except (OSError, ValueError):  # no such files, or "max": no limit here
+            continue
+        available = min(available, limit - used)
     return max(0, available)
+
+
+def _own_cgroups(root: Path) -> list[Path]:
+    """Our cgroup and those around it, whose limits hold too. In a container our own is the root."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    path = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes of files that the kernel drops before memory runs out. They count as used, and after
+    the weights have been read they are most of it.
+    """
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

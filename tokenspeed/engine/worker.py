@@ -150,6 +150,12 @@ class Worker:
             )
         )
 
+    def check_device(self) -> None:
+        """Raise if the device does not even add: after a CUDA error that stays, nothing works until
+        the process ends.
+        """
+        (torch.ones(1, device=self._device) + 1).item()
+
     def _sampled_rows(
         self, rows: list[Row], starts: list[SlotStart], query: QueryTokens, hidden: Tensor
     ) -> _SampledRows | None:

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels.triton_jit import assert_rows, block_of, heads_of, jit, tl
+from tokenspeed.kernels.triton_jit import (
+    assert_rows,
+    block_of,
+    gdc,
+    heads_of,
+    jit,
+    launches_early,
+    tl,
+)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -33,6 +41,7 @@ def add_rms_norm_reference(
 def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, out, total, x_token, x_head, r_token, r_head, eps,
     HEADS: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One row: program (token, head). Every value is float32 from its load to its store, and
     rounded where the reference rounds.
@@ -40,6 +49,10 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     mask = column < N
+    scale = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    if EARLY:
+        gdc.gdc_wait()
+        gdc.gdc_launch_dependents()
     row = tl.load(x + token * x_token + head * x_head + column, mask=mask, other=0.0).to(tl.float32)
     to = (token * HEADS + head) * N + column
     if ADD:
@@ -49,7 +62,6 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(total + to, rounded, mask=mask)
         row = rounded.to(tl.float32)
     row *= tl.rsqrt(tl.sum(row * row, axis=0) / N + eps)
-    scale = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
     row = row.to(out.dtype.element_ty).to(tl.float32) * scale
     tl.store(out + to, row.to(out.dtype.element_ty), mask=mask)
 
@@ -70,11 +82,11 @@ def _launch(
     if out.numel():
         rows, others = heads_of(x), heads_of(other)
         num_tokens, num_heads, size = rows.shape
-        block = block_of(size)
+        block, early = block_of(size), launches_early()
         _rms_norm_kernel[num_tokens, num_heads](
             rows, others, weight, out, total, *rows.stride()[:2], *others.stride()[:2], eps,
-            HEADS=num_heads, N=size, BLOCK=block, ADD=residual is not None,
-            num_warps=8 if block > 2048 else 4 if block > 256 else 1,
+            HEADS=num_heads, N=size, BLOCK=block, ADD=residual is not None, EARLY=early,
+            num_warps=8 if block > 2048 else 4 if block > 256 else 1, launch_pdl=early,
         )  # fmt: skip
     return out, total
 

@@ -50,14 +50,14 @@ class PagePool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU an anonymous mapping: zero without being written, and a page of it takes memory only
-    once it is used, so that a pool sized for the whole machine starts at once.
+    """On a CPU a private anonymous mapping: zero without being written, and a page of it takes
+    memory only once it is used, so that a pool sized for the whole machine starts at once.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
-        mapping = mmap.mmap(-1, num_bytes)
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(
             f"a KV cache with {num_bytes / 2**30:.1f} GiB of keys in each layer does not fit into "

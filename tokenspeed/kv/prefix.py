@@ -57,6 +57,8 @@ class PrefixTree:
         """Blocks in the tree: pages of each group."""
         self.num_evictable = 0
         """Those that no lock protects."""
+        self.num_entered = 0
+        """Blocks that came in so far: while it stays the same, no prefix grows."""
         self._num_groups = num_groups
         self._block_size = block_size
         self._roots: dict[Namespace, Node] = {}
@@ -135,10 +137,12 @@ class PrefixTree:
         node, position = self._descend(node, tokens, len(tokens))
         present = position // size
         if position == len(tokens):
+            self._touch(node, start)
             return present, node
         run, run_pages = tokens[position:], [group[present:] for group in pages]
         num_blocks = len(run_pages[0])
         self.num_cached += num_blocks
+        self.num_entered += num_blocks
         # A leaf that nobody else has locked grows in place, so chunks do not leave a chain.
         others = node.refs - 1 if node is start else node.refs
         if node.parent is not None and not node.children and others == 0:
@@ -146,12 +150,12 @@ class PrefixTree:
             for mine, new in zip(node.pages, run_pages, strict=True):
                 mine.extend(new)
         else:
-            parent, node = node, Node(node, run, run_pages, used_at=next(self._clock))
+            parent, node = node, Node(node, run, run_pages)
             parent.children[tuple(run[:size])] = node
             self._num_nodes += 1
         if node.refs == 0:
             self.num_evictable += num_blocks
-            self._offer(node)
+        self._touch(node, start)
         return present, node
 
     def evict(self, count: int) -> list[list[int]]:
@@ -171,6 +175,14 @@ class PrefixTree:
             else:
                 self._remove(node)
         return evicted
+
+    def num_locked(self, node: Node) -> int:
+        """Blocks up to the end of `node` that some lock protects."""
+        count, step = 0, node
+        while step.parent is not None:
+            count += step.num_blocks if step.refs else 0
+            step = step.parent
+        return count
 
     def check(self, locks: Counter[Node]) -> list[list[int]]:
         """Prove the tree's invariants, given how often each node is locked. Returns its pages."""
@@ -198,6 +210,14 @@ class PrefixTree:
         assert num_evictable == self.num_evictable, "evictable pages miscounted"
         assert all(count == 0 or self._is_reachable(node) for node, count in locks.items())
         return pages
+
+    def _touch(self, node: Node, above: Node) -> None:
+        """What stands between `above` and the end of `node` is used now."""
+        now, step = next(self._clock), node
+        while step is not above:
+            assert step.parent is not None, "not below"
+            step.used_at, step = now, step.parent
+        self._offer(node)
 
     def _descend(self, node: Node, tokens: list[int], limit: int) -> tuple[Node, int]:
         """Follow `tokens[:limit]` below `node`, splitting the node in which they leave the tree."""

@@ -1,0 +1,240 @@
+"""Small linear layers on a GPU: fused kernels against cuBLAS and separate kernels, and the table.
+
+    python benchmarks/kernels_linear.py [--out RESULT.json] [--table TABLE.json] [--tokens N ...]
+
+For the shapes of Qwen3-0.6B and Qwen3-8B in bfloat16, with random weights that exceed the caches,
+inside CUDA graphs:
+
+    tune    every candidate tile and the library's way, for each op and token count; the winners are
+            the table that `kernels/linear_tiles_h200.json` holds
+    layer   the linear layers of a whole decoder layer, one after the other, as they depend on each
+            other: five ops by the table, beside cuBLAS with add_rms_norm and silu_mul kernels
+
+and before both, every winner against float32 (relative error, beside that of cuBLAS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenspeed.kernels import gemv, linear_tiles, skinny
+from tokenspeed.kernels import rms_norm as norms
+from tokenspeed.kernels.linear_tiles import Site, Tile
+from tokenspeed.kernels.rms_norm import add_rms_norm
+from tokenspeed.kernels.silu_mul import silu_mul
+from tokenspeed.kernels.small_linear import (
+    by_library,
+    launch,
+    linear_add,
+    norm_gate_up,
+    norm_linear,
+)
+from tokenspeed.kernels.small_linear_tuning import TOKENS, make_call, microseconds, tune
+
+WEIGHT_BYTES = 256 << 20
+EPS = 1e-6
+DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Model:
+    hidden: int
+    qkv: int
+    attention: int
+    inner: int
+    vocab: int
+
+    def sites(self) -> Iterator[Site]:
+        yield Site("norm_linear", self.qkv, self.hidden, DTYPE)
+        yield Site("linear_add", self.hidden, self.attention, DTYPE)
+        yield Site("norm_gate_up", 2 * self.inner, self.hidden, DTYPE)
+        yield Site("linear_add", self.hidden, self.inner, DTYPE)
+        yield Site("small_linear", self.vocab, self.hidden, DTYPE)
+
+
+MODELS = {
+    "qwen3-0.6b": Model(1024, 4096, 2048, 3072, 151936),
+    "qwen3-8b": Model(4096, 6144, 4096, 12288, 151936),
+}
+
+
+def draw(*shape: int) -> Tensor:
+    """About as large as the weights of a model."""
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
+
+
+def weights_for(site: Site) -> list[Tensor]:
+    count = max(2, -(-WEIGHT_BYTES // (2 * site.num_rows * site.size)))
+    return [draw(site.num_rows, site.size) for _ in range(count)]
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
+def exact(call: Any) -> Tensor:
+    """In float32, without any rounding on the way."""
+    x = call.x.float()
+    if call.norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.eps) * call.norm.float()
+    out = x @ call.w.float().t()
+    if call.gate:
+        gate, up = out.chunk(2, -1)
+        out = F.silu(gate) * up
+    return out if call.residual is None else out + call.residual.float()
+
+
+def check(site: Site, w: Tensor, table: linear_tiles.TileTable) -> list[dict[str, Any]]:
+    """Each winner's error, at its limit and one below."""
+    (entry,) = [entry for entry in table.entries if entry.site == site]
+    rows = []
+    for choice in entry.choices:
+        for num_tokens in {choice.max_tokens, max(1, choice.max_tokens - 1)}:
+            call = make_call(site, w, num_tokens)
+            want = exact(call)
+            ours, again = launch(call, choice.tile), launch(call, choice.tile)
+            errors = {
+                "ours": relative_error(ours, want),
+                "library": relative_error(by_library(call), want),
+            }
+            assert errors["ours"] < 1.1 * errors["library"] + 1e-4, (site, choice, errors)
+            assert torch.equal(ours, again), (site, choice, "two runs differ")
+            rows.append({"site": site, "tokens": num_tokens, **errors})
+    return rows
+
+
+Layer = Sequence[Tensor]
+"""o, gate and up, down, and the next layer's qkv, with the two norms' weights last."""
+
+
+def fused_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    o, gate_up, down, qkv, norm, next_norm = layer
+    h = linear_add(attention, o, x)
+    h = linear_add(norm_gate_up(h, norm, gate_up, EPS), down, h)
+    return h, norm_linear(h, next_norm, qkv, None, EPS)
+
+
+def unfused_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    o, gate_up, down, qkv, norm, next_norm = layer
+    normed, h = add_rms_norm(F.linear(attention, o), x, norm, EPS)
+    inner = silu_mul(F.linear(normed, gate_up))
+    normed, h = add_rms_norm(F.linear(inner, down), h, next_norm, EPS)
+    return h, F.linear(normed, qkv)
+
+
+def layer_times(model: Model, num_tokens: int, layers: list[Layer]) -> dict[str, float]:
+    """Microseconds a layer."""
+    x, start = draw(num_tokens, model.hidden), draw(num_tokens, model.attention)
+
+    def chain(step: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        h, attention = x, start
+        for layer in layers:
+            h, out = step(h, attention, layer)
+            attention = out[:, : model.attention]
+        return h
+
+    times = {
+        "fused": microseconds([lambda: chain(fused_layer)]) / len(layers),
+        "unfused": microseconds([lambda: chain(unfused_layer)]) / len(layers),
+    }
+    early = gemv.launches_early
+    for module in (gemv, skinny, norms):
+        module.launches_early = lambda: False
+    times["fused, launched in turn"] = microseconds([lambda: chain(fused_layer)]) / len(layers)
+    for module in (gemv, skinny, norms):
+        module.launches_early = early
+    times["error"] = relative_error(chain(fused_layer), chain(unfused_layer).float())
+    return times
+
+
+def make_layers(model: Model) -> list[Layer]:
+    o, gate_up, down, qkv = (
+        (model.hidden, model.attention),
+        (2 * model.inner, model.hidden),
+        (model.hidden, model.inner),
+        (model.qkv, model.hidden),
+    )
+    size = 2 * sum(rows * columns for rows, columns in (o, gate_up, down, qkv))
+    scales = [torch.ones(model.hidden, device="cuda", dtype=torch.bfloat16)] * 2
+    count = max(4, 2 * WEIGHT_BYTES // size)
+    return [[*(draw(*shape) for shape in (o, gate_up, down, qkv)), *scales] for _ in range(count)]
+
+
+def summary(times: dict[tuple[Site, int], dict[Tile | None, float]]) -> list[dict[str, Any]]:
+    """For each site and token count: the library, the best of each kernel, TB/s of the weight."""
+    rows = []
+    for (site, num_tokens), found in times.items():
+        terabyte = 2e-12 * site.num_rows * site.size
+        row: dict[str, Any] = {**site._asdict(), "tokens": num_tokens}
+        for kernel in ("library", "gemv", "skinny"):
+            of_kernel = [
+                (us, t) for t, us in found.items() if (t.kernel if t else "library") == kernel
+            ]
+            if of_kernel:
+                us, tile = min(of_kernel, key=lambda pair: pair[0])
+                cut = None if tile is None else msgspec.structs.astuple(tile)[1:]
+                row[kernel] = {
+                    "us": round(us, 2),
+                    "TB/s": round(terabyte / us * 1e6, 2),
+                    "tile": cut,
+                }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    args = parser.parse_args()
+    machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    result: dict[str, Any] = {"machine": machine, "ops": [], "errors": [], "layers": []}
+    entries: list[linear_tiles.Entry] = []
+    times: dict[tuple[Site, int], dict[Tile | None, float]] = {}
+    for name in args.models:
+        began = time.perf_counter()
+        weights = {site: weights_for(site) for site in MODELS[name].sites()}
+        times.clear()
+        table = tune(
+            weights,
+            machine,
+            args.tokens,
+            lambda site, n, tile, us: times.setdefault((site, n), {}).update({tile: us}),
+        )
+        print(f"{name}: tuned in {time.perf_counter() - began:.1f} s", flush=True)
+        result["ops"] += [{"model": name, **row} for row in summary(times)]
+        for site, ws in weights.items():
+            result["errors"] += check(site, ws[0], table)
+        entries += table.entries
+        if args.table:
+            text = linear_tiles.TileTable(machine, tuple(entries)).to_json()
+            args.table.write_bytes(text.replace(b'{"kind"', b'\n{"kind"') + b"\n")
+        del weights
+        linear_tiles.install(table.entries)
+        layers = make_layers(MODELS[name])
+        for num_tokens in args.tokens:
+            row = {"model": name, "tokens": num_tokens}
+            row |= layer_times(MODELS[name], num_tokens, layers)
+            result["layers"].append(row)
+            print(json.dumps(row), flush=True)
+            if args.out:
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Kernels of small linear layers on a GPU, at real sizes: right, repeatable, alike in a graph, and
+when they begin before the kernel in front has ended.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenspeed.kernels.linear_parts import LinearCall
+from tokenspeed.kernels.linear_tiles import Site, Tile
+from tokenspeed.kernels.small_linear import (
+    by_library,
+    launch,
+    linear_add,
+    norm_gate_up,
+    norm_linear,
+)
+from tokenspeed.kernels.small_linear_tuning import candidates, make_call
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SITES = [
+    Site("norm_linear", 4096, 1024, "bfloat16"),
+    Site("linear_add", 1024, 3072, "bfloat16"),
+    Site("norm_gate_up", 6144, 1024, "bfloat16"),
+    Site("linear_add", 4096, 12288, "float16"),
+    Site("small_linear", 151937, 1000, "bfloat16"),
+    Site("norm_linear", 6144, 4096, "float32"),
+]
+
+
+def exact(call: LinearCall) -> Tensor:
+    """In float64, with no rounding on the way."""
+    x = call.x.double()
+    if call.norm is not None:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.eps) * call.norm.double()
+    out = x @ call.w.double().t()
+    if call.gate:
+        gate, up = out.chunk(2, -1)
+        out = F.silu(gate) * up
+    return out if call.residual is None else out + call.residual.double()
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+def random_weight(site: Site) -> Tensor:
+    w = torch.randn(site.num_rows, site.size, device="cuda") / site.size**0.5
+    return w.to(getattr(torch, site.dtype))
+
+
+@pytest.mark.parametrize("site", SITES, ids=str)
+def test_candidates_are_as_exact_as_the_library(site: Site) -> None:
+    torch.manual_seed(0)
+    w = random_weight(site)
+    for num_tokens in (1, 3, 17):
+        call = make_call(site, w, num_tokens)
+        call.check(site.kind)
+        want = exact(call)
+        library = error(by_library(call), want)
+        bound = 1e-6 if site.dtype == "float32" else 1.1 * library + 1e-5
+        for tile in list(candidates(site, num_tokens))[::4]:
+            got = launch(call, tile)
+            assert error(got, want) < bound, (num_tokens, tile, library)
+            assert torch.equal(got, launch(call, tile)), (num_tokens, tile)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 16])
+def test_chains_of_kernels_that_begin_early(num_tokens: int) -> None:
+    """Each reads what the one in front wrote: without its wait, it would read the run before's."""
+    torch.manual_seed(0)
+    o, gate_up, down, qkv = (
+        random_weight(Site("", rows, size, "bfloat16"))
+        for rows, size in ((1024, 2048), (6144, 1024), (1024, 3072), (4096, 1024))
+    )
+    norm = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+    start, other = (torch.randn(num_tokens, n, device="cuda").bfloat16() for n in (1024, 2048))
+
+    def chain(wait: bool) -> Tensor:
+        x, out = start, other
+        for _ in range(8):
+            h = pause(linear_add(out, o, x), wait)
+            inner = pause(norm_gate_up(h, norm, gate_up, 1e-6), wait)
+            x = pause(linear_add(inner, down, h), wait)
+            out = pause(norm_linear(x, norm, qkv, None, 1e-6), wait)[:, :2048]
+        return out
+
+    want = chain(wait=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(wait=False)
+    first = start.clone()
+    start.zero_()
+    graph.replay()
+    assert not torch.equal(got, want)
+    start.copy_(first)
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+def pause(x: Tensor, wait: bool) -> Tensor:
+    if wait:
+        torch.cuda.synchronize()
+    return x
+
+
+def test_tiles_that_share_columns_leave_no_trace() -> None:
+    site = Site("linear_add", 1024, 3072, "bfloat16")
+    call = make_call(site, random_weight(site), 7)
+    for splits in (2, 3, 8):
+        tile = Tile("skinny", rows=32, warps=4, size=128, splits=splits, stages=3)
+        first = launch(call, tile)
+        assert all(torch.equal(first, launch(call, tile)) for _ in range(20))

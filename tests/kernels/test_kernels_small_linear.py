@@ -1,0 +1,156 @@
+"""Small linear layers: kernels in Triton's interpreter, ops' schemas, and the table of tiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tokenspeed.kernels import linear_tiles
+from tokenspeed.kernels.linear_parts import LinearCall
+from tokenspeed.kernels.linear_tiles import Choice, Entry, Tile, TileTable, tile_for
+from tokenspeed.kernels.small_linear import (
+    linear_add,
+    norm_gate_up,
+    norm_linear,
+    reference,
+    small_linear,
+)
+
+BF16 = torch.bfloat16
+GEMV = Tile("gemv", rows=2, warps=4, size=1024)
+SKINNY = Tile("skinny", rows=64, warps=4, size=128)
+ENTRY = Entry(
+    "linear_add", 48, 40, "bfloat16", (Choice(1, GEMV), Choice(4, None), Choice(8, SKINNY))
+)
+
+
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    cases = Path(__file__).with_name("interpreted_linear.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+def test_schemas_and_fakes(dtype: torch.dtype, num_tokens: int) -> None:
+    x, norm, bias = (torch.randn(s).to(dtype) for s in ((num_tokens, 8), (8,), (12,)))
+    w, residual = torch.randn(12, 8).to(dtype), torch.randn(num_tokens, 12).to(dtype)
+    for op, args in (
+        (norm_linear, (x, norm, w, bias, 1e-6)),
+        (norm_linear, (x, norm, w, None, 1e-6)),
+        (linear_add, (x, w, residual)),
+        (linear_add, (x, w, residual, bias)),
+        (norm_gate_up, (x, norm, w, 1e-6)),
+        (small_linear, (x, w, bias)),
+    ):
+        torch.library.opcheck(op, args)
+
+
+def test_one_reference_speaks_for_all() -> None:
+    x, norm, w, residual = (torch.randn(s) for s in ((3, 8), (8,), (12, 8), (3, 12)))
+    for call, want in (
+        (LinearCall(x, w, norm=norm, eps=0.1), norm_linear(x, norm, w, None, 0.1)),
+        (LinearCall(x, w, residual=residual), linear_add(x, w, residual)),
+        (LinearCall(x, w, norm=norm, eps=0.1, gate=True), norm_gate_up(x, norm, w, 0.1)),
+        (LinearCall(x, w), small_linear(x, w)),
+    ):
+        assert torch.equal(reference(call), want)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 5)), "op: "),
+        (LinearCall(torch.ones(2, 4), torch.ones(4, 3).t()), "strides"),
+        (LinearCall(torch.ones(4, 2).t(), torch.ones(3, 4)), "rows must lie dense"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), gate=True), "op: "),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), norm=torch.ones(3)), "norm"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), residual=torch.ones(1, 3)), "residual"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4).half()), "float16"),
+    ],
+)
+def test_operands_that_kernels_would_misread_are_refused(call: LinearCall, problem: str) -> None:
+    with pytest.raises(AssertionError, match=problem):
+        call.check("op")
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    linear_tiles.install([ENTRY])
+    yield
+    linear_tiles.uninstall()
+
+
+def test_a_table_chooses_by_token_count(installed: None) -> None:
+    chosen = [tile_for("linear_add", 48, 40, BF16, n) for n in (1, 2, 4, 5, 8, 9)]
+    assert chosen == [GEMV, None, None, SKINNY, SKINNY, None]
+
+
+def test_the_first_table_of_a_process_stays(installed: None) -> None:
+    linear_tiles.install([msgspec.structs.replace(ENTRY, choices=())])
+    assert tile_for("linear_add", 48, 40, BF16, 1) == GEMV
+
+
+def test_shapes_that_nobody_measured() -> None:
+    """One token has a kernel, if its shape is one that the kernel takes; more have the library."""
+    for size in (64, 1024, 4096, 12288):
+        tile = tile_for("linear_add", 48, size, torch.float16, 1)
+        assert tile is not None and tile.kernel == "gemv" and tile.problem() is None
+        assert tile_for("linear_add", 48, size, torch.float16, 2) is None
+    assert tile_for("norm_linear", 48, 12288, torch.float16, 1) is None
+
+
+def test_the_default_table_is_one() -> None:
+    table = linear_tiles.default_table()
+    assert "H200" in table.machine
+    sites = [entry.site for entry in table.entries]
+    assert len(sites) == len(set(sites)) and sites
+    for entry in table.entries:
+        for choice in entry.choices:
+            assert tile_for(*entry.site[:3], getattr(torch, entry.dtype), choice.max_tokens) == (
+                choice.tile
+            )
+
+
+def test_a_table_through_json() -> None:
+    table = TileTable("a machine", (ENTRY,))
+    assert TileTable.from_json(table.to_json()) == table
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"choices": (Choice(4, None), Choice(4, GEMV))}, "do not ascend"),
+        ({"choices": (Choice(0, None),)}, "do not ascend"),
+        ({"num_rows": 0}, "a weight of 0 x 40"),
+        ({"choices": (Choice(1, Tile("gemv", 3, 4, 64)),)}, "rows is 3"),
+        ({"choices": (Choice(1, Tile("gemv", 1, 64, 64)),)}, "warps is 64"),
+        ({"choices": (Choice(1, Tile("skinny", 8, 4, 64)),)}, "at least 16"),
+        ({"choices": (Choice(1, Tile("skinny", 16, 4, 64, splits=0)),)}, "0 splits"),
+        ({"choices": (Choice(1, Tile("gemv", 1, 4, 64, repeats=1 << 20)),)}, "repeats"),
+    ],
+)
+def test_a_table_that_no_kernel_could_follow(changes: dict[str, object], problem: str) -> None:
+    bad = TileTable("a machine", (msgspec.structs.replace(ENTRY, **changes),))
+    with pytest.raises(ValueError, match=problem):
+        TileTable.from_json(bad.to_json())
+
+
+def test_a_kernel_that_is_unknown() -> None:
+    text = TileTable("a machine", (ENTRY,)).to_json().replace(b"gemv", b"gemm")
+    with pytest.raises(ValueError, match="gemm"):
+        TileTable.from_json(text)

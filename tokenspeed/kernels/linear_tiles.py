@@ -1,0 +1,158 @@
+"""Which kernel and which tile for which small linear layer: a table, measured or assumed.
+
+The key is what is computed, the weight's shape and dtype, and how many tokens there are. A table
+says what is fast, never what is right: any choice gives the same result but for float rounding, and
+one table always makes the same choice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+
+_DEFAULT = Path(__file__).with_name("linear_tiles_h200.json")
+_MAX_TOKENS = 1 << 16
+_MAX_SIZE = 1 << 31
+_MAX_SPLITS = 64
+
+
+class Site(NamedTuple):
+    """Where a linear layer stands: its kind, its weight [num_rows, size], and the dtype's name."""
+
+    kind: str
+    num_rows: int
+    size: int
+    dtype: str
+
+
+class Tile(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a kernel cuts its work. `rows` of w and `size` of their columns are read at a time.
+
+    A program of `gemv` has one token, and `repeats` times as many rows. One of `skinny` has up to
+    `tokens`, `splits` of them share the columns, and `stages` reads are under way.
+    """
+
+    kernel: Literal["gemv", "skinny"]
+    rows: int
+    warps: int
+    size: int
+    repeats: int = 1
+    tokens: int = 16
+    splits: int = 1
+    stages: int = 3
+
+    def problem(self) -> str | None:
+        """Why no kernel can be launched so, or None."""
+        for name, most in (("rows", 256), ("warps", 16), ("size", 8192), ("tokens", 256)):
+            value = getattr(self, name)
+            if not 1 <= value <= most or value & (value - 1):
+                return f"{name} is {value}, not a power of two up to {most}"
+        if not 1 <= self.splits <= _MAX_SPLITS or not 1 <= self.stages <= 8:
+            return f"{self.splits} splits, {self.stages} stages"
+        if not 1 <= self.repeats <= 64:
+            return f"{self.repeats} repeats"
+        if self.kernel == "skinny" and min(self.rows, self.size, self.tokens) < 16:
+            return "a skinny tile is at least 16 wide"
+        return None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Up to `max_tokens` tokens, and above the choice before, this tile; the library's if None."""
+
+    max_tokens: int
+    tile: Tile | None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    kind: str
+    num_rows: int
+    size: int
+    dtype: str
+    choices: tuple[Choice, ...]
+
+    @property
+    def site(self) -> Site:
+        return Site(self.kind, self.num_rows, self.size, self.dtype)
+
+
+class TileTable(msgspec.Struct, frozen=True):
+    """Entries, and the machine that they were measured on."""
+
+    machine: str
+    entries: tuple[Entry, ...]
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> TileTable:
+        """ValueError, in one line, if this is no table."""
+        table = msgspec.json.decode(data, type=cls)
+        for entry in table.entries:
+            limits = [choice.max_tokens for choice in entry.choices]
+            if limits != sorted(set(limits)) or not all(0 < n <= _MAX_TOKENS for n in limits):
+                raise ValueError(f"tile table: token limits {limits} do not ascend")
+            if not 0 < entry.num_rows < _MAX_SIZE or not 0 < entry.size < _MAX_SIZE:
+                raise ValueError(f"tile table: a weight of {entry.num_rows} x {entry.size}")
+            for choice in entry.choices:
+                if choice.tile and (problem := choice.tile.problem()):
+                    raise ValueError(f"tile table: {problem}")
+        return table
+
+
+_installed: dict[Site, tuple[Choice, ...]] = {}
+"""For all models of the process: what is fast on this machine."""
+
+
+@functools.cache
+def default_table() -> TileTable:
+    return TileTable.from_json(_DEFAULT.read_bytes())
+
+
+def install(entries: Iterable[Entry]) -> None:
+    """Choose by these entries from now on, in this process, where a site has none yet: a model that
+    runs goes on to the last bit when another one is loaded.
+    """
+    for entry in entries:
+        _installed.setdefault(entry.site, entry.choices)
+    choices_of.cache_clear()
+
+
+def uninstall() -> None:
+    """Back to what is assumed."""
+    _installed.clear()
+    choices_of.cache_clear()
+
+
+@functools.cache
+def choices_of(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[Choice, ...]:
+    """The choices for a site: installed, or measured beforehand, or by a rule."""
+    site = Site(kind, num_rows, size, str(dtype).removeprefix("torch."))
+    if site in _installed:
+        return _installed[site]
+    for entry in default_table().entries:
+        if entry.site == site:
+            return entry.choices
+    return _assumed(site)
+
+
+def tile_for(
+    kind: str, num_rows: int, size: int, dtype: torch.dtype, num_tokens: int
+) -> Tile | None:
+    """The tile for a site and a token count, or None: the library is faster."""
+    for choice in choices_of(kind, num_rows, size, dtype):
+        if num_tokens <= choice.max_tokens:
+            return choice.tile
+    return None
+
+
+def _assumed(site: Site) -> tuple[Choice, ...]:
+    """What holds for all shapes that were measured: one token is `gemv`'s."""
+    if site.size > 4096:
+        return () if site.kind.startswith("norm") else (Choice(1, Tile("gemv", 2, 4, size=1024)),)
+    return (Choice(1, Tile("gemv", rows=1 if site.size > 1024 else 2, warps=4, size=4096)),)
