@@ -85,7 +85,7 @@ def test_a_real_action_takes_them() -> None:
         ("cache import a b --trust", "import: takes one FILE, got 2"),
         ("cache import f", "an archive is code, which starts will run as you: give --sha256"),
         ("cache import f --sha256 abc", "must be 64 hexadecimal digits, got 'abc'"),
-        ("warmup --levels 7", "--levels must be one of: 0, 1; got 7"),
+        ("warmup --levels 7", "--levels must be one of: 0, 1, 2; got 7"),
         ("warmup --dtype int8", "--dtype must be one of: auto, "),
         ("warmup a b", "takes one model"),
         ("warmup --port 1", "unknown flag --port"),

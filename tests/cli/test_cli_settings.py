@@ -86,7 +86,7 @@ def test_command_lines(words: list[str], name: str, value: object) -> None:
         (["--frobnicate"], "unknown flag --frobnicate"),
         (["a", "b"], "takes one model, got also 'b'"),
         (["a", "--model", "b"], "the model is given twice"),
-        (["-O3"], "-O must be one of: 0, 1; got 3"),
+        (["-O3"], "-O must be one of: 0, 1, 2; got 3"),
         (["--port"], "--port needs a value"),
         (["--port", "--seed", "1"], "--port needs a value"),
         (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),

@@ -19,7 +19,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pages_by_layer_are_zero_and_writable(dtype: torch.dtype) -> None:
     pool = PagePool(cache_groups([NARROW, WIDE, NARROW]), 5, 16, dtype, CPU)
-    shapes = [(5, 16, 2, 8), (5, 16, 4, 16), (5, 16, 2, 8)]
+    shapes = [(6, 16, 2, 8), (6, 16, 4, 16), (6, 16, 2, 8)]
+    assert pool.num_pages == pool.scratch_page == 5
     for tensors in (pool.keys, pool.values):
         assert [tuple(tensor.shape) for tensor in tensors] == shapes
         assert all(t.dtype == dtype and t.is_contiguous() and not t.any() for t in tensors)
@@ -31,7 +32,7 @@ def test_bytes_of_a_page_are_what_the_pool_takes() -> None:
     groups = cache_groups([NARROW, WIDE, NARROW])
     pool = PagePool(groups, 3, 16, torch.float16, CPU)
     held = sum(tensor.nbytes for tensor in (*pool.keys, *pool.values))
-    assert 3 * bytes_per_page(groups, 16, torch.float16) == held
+    assert (3 + 1) * bytes_per_page(groups, 16, torch.float16) == held
 
 
 def test_a_large_pool_costs_nothing_until_used() -> None:
@@ -39,7 +40,7 @@ def test_a_large_pool_costs_nothing_until_used() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     before = resident_bytes()
-    pool = PagePool(cache_groups([NARROW]), 1 << 20, 16, torch.float32, CPU)
+    pool = PagePool(cache_groups([NARROW]), (1 << 20) - 1, 16, torch.float32, CPU)
     pool.keys[0][1 << 19] = 1.0
     assert pool.keys[0].nbytes == pool.values[0].nbytes == 1 << 30
     assert resident_bytes() - before < 64 << 20

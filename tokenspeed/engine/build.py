@@ -9,21 +9,19 @@ import time
 
 from torch import nn
 
-from tokenspeed.compile.cudagraph import graph_sizes
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
-from tokenspeed.engine.attention import Attention, attention_backend, make_attention
+from tokenspeed.engine.attention import attention_backend, make_attention
 from tokenspeed.engine.block_weights import settle_layout
-from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
+from tokenspeed.engine.record_graphs import record_graphs
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
-from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, cache_groups
@@ -33,9 +31,6 @@ from tokenspeed.spans import span
 from tokenspeed.text.source import eos_token_ids
 
 _PROGRESS_S = 0.2
-_MOST_ROWS = 512
-"""The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
-
 _MIB = 1 << 20
 
 
@@ -142,18 +137,11 @@ def _join(
         token_budget=limits.chunked_prefill_size or TOKEN_BUDGETS[model.device.type],
         max_model_len=max_model_len,
     )
-    slots = Slots(
-        *(limits.max_num_seqs, max_model_len, len(groups), block_size, model.device),
-        scratch_page=pool.scratch_page,
+    worker, num_graphs = _build_worker(
+        config, executable, groups, pool, max_model_len, vocab_size, eos_ids, progress
     )
-    backend = attention_backend(config, model.device)
-    attention = make_attention(backend, groups, pool, slots)
-    graphs = _record_graphs(config, executable, attention, slots, progress)
-    if graphs is not None:
-        level = f"{level}, {len(graphs.sizes)} CUDA graphs"
-    worker = Worker(
-        executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
-    )
+    if num_graphs:
+        level = f"{level}, {num_graphs} CUDA graphs"
     seconds = time.monotonic() - began
     ready = Ready(
         max_model_len=max_model_len,
@@ -177,27 +165,25 @@ def _join(
     )
 
 
-def _record_graphs(
+def _build_worker(
     config: Config,
     executable: Executable,
-    attention: Attention,
-    slots: Slots,
+    groups: list[CacheGroup],
+    pool: PagePool,
+    max_model_len: int,
+    vocab_size: int,
+    eos_ids: frozenset[int],
     progress: Progress,
-) -> DecodeGraphs | None:
-    """CUDA graphs of decode steps, the largest first; None where there are to be none."""
-    settings, is_cuda = config.compile, slots.device.type == "cuda"
-    if settings.level in (0, 1) or not is_cuda or isinstance(attention, TorchAttention):
-        return None
-    limit = settings.max_cudagraph_capture_size or min(config.scheduler.max_num_seqs, _MOST_ROWS)
-    wanted = settings.cudagraph_capture_sizes or graph_sizes(limit)
-    sizes = [size for size in sorted(set(wanted)) if size <= config.scheduler.max_num_seqs]
-    if not sizes:
-        return None
-    began = time.monotonic()
-    with span("graph.capture"):
-        graphs = DecodeGraphs(executable, attention, slots, sizes)
-        for done, size in enumerate(reversed(sizes), 1):
-            graphs.record(size)
-            progress("graphs", f"{done} of {len(sizes)}")
-    logger.info("%d CUDA graphs in %.1f s", len(sizes), time.monotonic() - began)
-    return graphs
+) -> tuple[Worker, int]:
+    """The worker, and how many CUDA graphs it has."""
+    device = pool.keys[0].device
+    slots = Slots(
+        *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
+        scratch_page=pool.scratch_page,
+    )
+    attention = make_attention(attention_backend(config, device), groups, pool, slots)
+    graphs = record_graphs(config, executable, attention, slots, progress)
+    worker = Worker(
+        executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
+    )
+    return worker, len(graphs.sizes) if graphs else 0

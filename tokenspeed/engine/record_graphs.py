@@ -1,0 +1,45 @@
+"""Which CUDA graphs a server gets, and when: before it is ready, the largest first."""
+
+from __future__ import annotations
+
+import time
+
+from tokenspeed.compile.cudagraph import graph_sizes
+from tokenspeed.compile.runner import Executable
+from tokenspeed.config import Config
+from tokenspeed.engine.attention import Attention
+from tokenspeed.engine.decode_graphs import DecodeGraphs
+from tokenspeed.engine.program import Progress
+from tokenspeed.engine.slots import Slots
+from tokenspeed.kernels.attention_torch import TorchAttention
+from tokenspeed.log import logger
+from tokenspeed.spans import span
+
+_MOST_ROWS = 512
+"""The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
+
+
+def record_graphs(
+    config: Config,
+    executable: Executable,
+    attention: Attention,
+    slots: Slots,
+    progress: Progress,
+) -> DecodeGraphs | None:
+    """CUDA graphs of decode steps, the largest first; None where there are to be none."""
+    settings, is_cuda = config.compile, slots.device.type == "cuda"
+    if settings.level in (0, 1) or not is_cuda or isinstance(attention, TorchAttention):
+        return None
+    limit = settings.max_cudagraph_capture_size or min(config.scheduler.max_num_seqs, _MOST_ROWS)
+    wanted = settings.cudagraph_capture_sizes or graph_sizes(limit)
+    sizes = [size for size in sorted(set(wanted)) if size <= config.scheduler.max_num_seqs]
+    if not sizes:
+        return None
+    began = time.monotonic()
+    with span("graph.capture"):
+        graphs = DecodeGraphs(executable, attention, slots, sizes)
+        for done, size in enumerate(reversed(sizes), 1):
+            graphs.record(size)
+            progress("graphs", f"{done} of {len(sizes)}")
+    logger.info("%d CUDA graphs in %.1f s", len(sizes), time.monotonic() - began)
+    return graphs
