@@ -7,7 +7,7 @@ points to a scratch page and whose context is one token long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -39,6 +39,8 @@ class DeviceStep:
     """int64 [T]: the place of each token in its sequence."""
     token_rows: Tensor
     """int32 [T]: the row of each token."""
+    num_decodes: int = 0
+    """So many of the first rows are known to have one token each: kernels for decodes take them."""
 
     def __post_init__(self) -> None:
         sizes = {
@@ -55,6 +57,28 @@ class DeviceStep:
         assert 0 < self.max_query_len <= self.num_tokens, f"{self.max_query_len} tokens in a row"
         assert self.max_query_len <= self.max_context_len, "a context holds its queries"
         assert self.max_query_len > 1 or self.num_tokens == self.num_rows, "a token for each row"
+        assert 0 <= self.num_decodes < self.num_rows + (self.max_query_len == 1), (
+            f"{self.num_decodes} rows of decodes among {self.num_rows}"
+        )
+
+    def decodes(self) -> DeviceStep:
+        """The first `num_decodes` rows."""
+        n = self.num_decodes
+        return replace(
+            self, num_rows=n, num_tokens=n, max_query_len=1, slots=self.slots[:n],
+            query_starts=self.query_starts[: n + 1], context_lens=self.context_lens[:n],
+            positions=self.positions[:n], token_rows=self.token_rows[:n],
+        )  # fmt: skip
+
+    def chunks(self) -> DeviceStep:
+        """The rows behind them, whose query tokens keep their places among all T of the step:
+        the tensors of tokens still hold those of the decodes.
+        """
+        n = self.num_decodes
+        return replace(
+            self, num_rows=self.num_rows - n, slots=self.slots[n:],
+            query_starts=self.query_starts[n:], context_lens=self.context_lens[n:], num_decodes=0,
+        )  # fmt: skip
 
 
 class DeviceAttention(SequenceState, FusesPrologue, Protocol):

@@ -1,0 +1,122 @@
+"""Paged attention by Triton kernels: for a GPU, without a plan, inside CUDA graphs or outside.
+
+A step's lengths, tables and slots are read by the kernels, so that a captured step serves whatever
+its tensors hold when it is replayed. Decodes take one launch a layer, prologue and store included;
+chunks take two. Any head size, also in float32; sinks and sliding windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
+from tokenspeed.kernels.attend import Prologue
+from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.paged_layer import PagedLayer
+
+
+class AttentionSpec(Protocol):
+    """What these kernels need of a layer's cache spec; one with a `window` is a sliding one."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+
+
+class LayerGroup(Protocol):
+    """Layers that share a spec and a page table."""
+
+    @property
+    def spec(self) -> AttentionSpec: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+
+class Pages(Protocol):
+    """The cache by layer: [num_pages, block_size, Hkv, D]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+
+class TritonAttention:
+    """Call `plan_device` before a step's forward; `attend` then runs each of its layers. All calls
+    on one stream: layers share the workspace of split decodes.
+    """
+
+    fuses_prologue: ClassVar[bool] = True
+
+    def __init__(self, groups: Sequence[LayerGroup], pool: Pages, tables: Sequence[Tensor]) -> None:
+        """`tables[g]`: int32 [num_slots, max_pages], the page ids of group g's slots."""
+        assert len(tables) == len(groups), f"{len(tables)} tables of {len(groups)} cache groups"
+        self._layers: dict[int, PagedLayer] = {}
+        self._workspaces: dict[int, paged_decode.Workspace] = {}
+        self._step: DeviceStep | None = None
+        self._decodes: DeviceStep | None = None
+        self._chunks: DeviceStep | None = None
+        for group, table in zip(groups, tables, strict=True):
+            spec = group.spec
+            room = paged_decode.workspace_for(
+                spec.num_heads // spec.num_kv_heads, spec.head_dim, table.device
+            )
+            for layer in group.layers:
+                self._layers[layer] = PagedLayer(
+                    pool.keys[layer], pool.values[layer], table, spec.scale,
+                    getattr(spec, "window", 0),
+                )  # fmt: skip
+                self._workspaces[layer] = room
+
+    def plan_device(self, step: DeviceStep) -> None:
+        only_decodes = step.max_query_len == 1
+        self._step = step
+        self._decodes = step if only_decodes else step.decodes() if step.num_decodes else None
+        self._chunks = None if only_decodes else step.chunks()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
+        """Write k and v [T, Hkv, D] into the layer's pages, attend with q [T, Hq, D] -> [T, Hq, D].
+        Tokens behind the step's own, which pad a piece's input, get zeros.
+        """
+        return self._run(q, k, v, layer, sinks, None)
+
+    def attend_fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        sinks: Tensor | None,
+        prologue: Prologue,
+    ) -> Tensor:
+        """`attend` of q and k that are still to be normed and turned."""
+        return self._run(q, k, v, layer, sinks, prologue)
+
+    def _run(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        sinks: Tensor | None,
+        prologue: Prologue | None,
+    ) -> Tensor:
+        step, paged = self._step, self._layers[layer]
+        assert step is not None, "attention before plan_device"
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if self._decodes is not None:
+            room = self._workspaces[layer]
+            paged_decode.launch(q, k, v, paged, self._decodes, room, sinks, prologue, out)
+        if self._chunks is not None:
+            queries = kv_store.launch(q, k, v, paged, step, prologue)
+            paged_prefill.launch(queries, paged, self._chunks, sinks, out)
+        if q.shape[0] > step.num_tokens:
+            out[step.num_tokens :].zero_()
+        return out
