@@ -9,9 +9,19 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from pass_graphs import Slot, captured_forward, piece_of, pieces_of, through_slot
+from pass_graphs import (
+    Slot,
+    captured_forward,
+    compile_piece,
+    piece_of,
+    pieces_of,
+    placeholders,
+    random_value,
+    through_slot,
+)
 from torch import Tensor, nn
 
+from tokenspeed.compile import torch_api
 from tokenspeed.compile.matcher import pass_manager
 from tokenspeed.kernels.rms_norm import rms_norm_reference
 from tokenspeed.passes import PIPELINE, Stage
@@ -48,6 +58,16 @@ def test_every_linear_layer_is_fused(architecture: str, dtype: torch.dtype) -> N
         assert not any("mm" in str(node.target) for node in slot.after.graph.nodes)
         assert not any(report.is_short for report in slot.manager.reports)
         slot.assert_equal()
+
+
+@pytest.mark.long
+def test_inductor_calls_the_fused_ops() -> None:
+    piece = pieces_of(captured_forward("Qwen2ForCausalLM", torch.float32))[1]
+    run = compile_piece(piece, manager(torch.float32))
+    torch.manual_seed(0)
+    values = [random_value(torch_api.example_value(node)) for node in placeholders(piece)]
+    for got, want in zip(run(*values), piece(*values), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 def test_the_head_is_a_linear_layer_alone() -> None:
@@ -131,7 +151,7 @@ def test_a_merged_product_that_is_used_elsewhere() -> None:
         merged = F.linear(normed(x, norm), w)
         return torch.cat((gated(merged), merged * 2), -1)
 
-    assert slot_of(used).counts == {"norm_linear": 1}
+    assert slot_of(used).counts == {"norm_linear": 1, "silu_mul": 1}
 
 
 def test_another_activation() -> None:
