@@ -69,7 +69,7 @@ def measure(depth: int, folder: Path) -> dict[str, Any]:
         config=config,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        ranges=token_ranges("cpu", 1),
+        ranges=token_ranges("cpu"),
     )
     entry = CompileCache(folder).store(
         facts_of(target),

@@ -21,6 +21,8 @@ LIGHT_MODULES = (
     "tokenspeed.cli.main",
     "tokenspeed.cli.serve",
     "tokenspeed.cli.batch",
+    "tokenspeed.cli.cache",
+    "tokenspeed.cli.warmup",
     "tokenspeed.server.app",
     "tokenspeed.server.serve",
     "tokenspeed.server.run",

@@ -18,11 +18,11 @@ from tokenspeed.compile.lower import lower, token_argument
 from tokenspeed.compile.ranges import TokenArgument, by_tokens, range_name, token_ranges
 from tokenspeed.compile.split import split
 from tokenspeed.passes.manager import PassManager, Step
-from tokenspeed.passes.rewrite import EVERY, TokenRange
+from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # inside Inductor
 
-SMALL, LARGE = TokenRange(0, 256), TokenRange(257, None)
+SMALL, LARGE = FEW, MANY
 
 
 class Two(nn.Module):
@@ -74,7 +74,7 @@ def objects(folder: Path) -> set[Path]:
 
 
 def test_passes_see_functional_aten_before_sums_are_folded(lowered: Lowered) -> None:
-    for name in ("0-256", "257-"):
+    for name in ("0-32", "33-"):
         assert f"{name} aten.mm.default" in lowered.seen
         assert f"{name} aten.add.Tensor" in lowered.seen
 
@@ -84,7 +84,7 @@ def test_nothing_is_left_outside_the_folder(lowered: Lowered) -> None:
     assert inductor_folders() == lowered.before
 
 
-@pytest.mark.parametrize("size", [1, 2, 256, 257, 1000])
+@pytest.mark.parametrize("size", [1, 2, 32, 33, 1000])
 def test_bytes_become_the_piece_again(lowered: Lowered, size: int) -> None:
     before = objects(lowered.folder)
     with inductor_api.loading_from(lowered.folder, lowered.isa):
@@ -149,10 +149,9 @@ def test_folders_are_let_go_after_an_error(tmp_path: Path) -> None:
 
 
 def test_ranges_hold_every_count_once() -> None:
-    assert token_ranges("cpu", 64) == (EVERY,)
-    assert token_ranges("cuda", 64) == (SMALL, LARGE)
-    assert token_ranges("cuda", 300) == (TokenRange(0, 512), TokenRange(513, None))
-    assert [range_name(each) for each in (EVERY, SMALL, LARGE)] == ["all", "0-256", "257-"]
+    assert token_ranges("cpu") == (EVERY,)
+    assert token_ranges("cuda") == (SMALL, LARGE) == (TokenRange(0, 32), TokenRange(33, None))
+    assert [range_name(each) for each in (EVERY, SMALL, LARGE)] == ["all", "0-32", "33-"]
 
 
 @pytest.mark.parametrize("where", [TokenArgument(1, is_count=False), TokenArgument(0, True)])
@@ -163,7 +162,7 @@ def test_the_real_count_picks(where: TokenArgument) -> None:
         return lambda count, x: (called.append(name), count)
 
     pick = by_tokens({LARGE: piece("large"), SMALL: piece("small")}, where)
-    for size in (0, 1, 256, 257, 8192):
+    for size in (0, 1, 32, 33, 8192):
         assert pick(size, torch.empty(size, 3))[1] == size
     assert called == ["small", "small", "small", "large", "large"]
 

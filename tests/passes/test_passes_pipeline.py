@@ -35,6 +35,12 @@ def test_larger_patterns_come_first_and_lowering_last() -> None:
         ("qk_norm_rope", "rope"),
         ("qk_norm_rope", "rms_norm"),
         ("add_rms_norm", "rms_norm"),
+        ("norm_gate_up", "norm_linear"),
+        ("norm_gate_up", "silu_mul"),
+        ("norm_linear", "rms_norm"),
+        ("linear_add", "add_rms_norm"),
+        ("norm_linear", "small_linear"),
+        ("linear_add", "small_linear"),
     ]:
         assert order.index(larger) < order.index(smaller)
     assert order[0] == "noop" and order[-1] == "inline"

@@ -60,10 +60,18 @@ class Matcher:
             name: value.meta["val"] if isinstance(value, fx.Node) else value
             for name, value in match.kwargs.items()
         }
-        reason = self._rule.check(operands)
+        reason = self._computed(match) or self._rule.check(operands)
         if reason is not None:
             self.refused.append(reason)
         return reason is None
+
+    def _computed(self, match: pattern_matcher.Match) -> str | None:
+        """Which operand is computed, and has to be given, or None."""
+        values = {name: match.kwargs.get(name) for name in self._rule.given}
+        computed = [
+            n for n, v in values.items() if isinstance(v, fx.Node) and v.op != "placeholder"
+        ]
+        return f"{computed[0]} is no input of the graph" if computed else None
 
 
 def _bound(function: Callable[..., Any], case: Case) -> Callable[..., Any]:

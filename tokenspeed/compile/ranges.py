@@ -1,7 +1,7 @@
 """Token ranges: a piece is compiled once for each, and the real token count picks at run time.
 
 On a CPU one range is enough. On CUDA the best kernels for a handful of tokens are not those for a
-prefill, so there are two: up to the largest decode step, and above.
+prefill, so there are two. They meet where the benchmark of linear layers says.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from typing import Any
 import msgspec
 
 from tokenspeed.compile.plan import Piece
-from tokenspeed.passes.rewrite import EVERY, TokenRange
-
-_DECODE_TOKENS = 256
-"""The largest decode step that kernels are chosen for, unless steps may be larger."""
+from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange
 
 
 class TokenArgument(msgspec.Struct, frozen=True):
@@ -25,18 +22,13 @@ class TokenArgument(msgspec.Struct, frozen=True):
     is_count: bool
 
 
-def token_ranges(device: str, max_num_seqs: int) -> tuple[TokenRange, ...]:
-    """The ranges for a device type, in order; together they hold every token count. A power of two
-    bounds the first, so that a few sequences more do not make another cache entry.
-    """
-    if device != "cuda":
-        return (EVERY,)
-    last = max(_DECODE_TOKENS, 1 << (max_num_seqs - 1).bit_length())
-    return TokenRange(0, last), TokenRange(last + 1, None)
+def token_ranges(device: str) -> tuple[TokenRange, ...]:
+    """The ranges for a device type, in order; together they hold every token count."""
+    return (FEW, MANY) if device == "cuda" else (EVERY,)
 
 
 def range_name(token_range: TokenRange) -> str:
-    """`all`, `0-256` or `257-`: part of file names."""
+    """`all`, `0-32` or `33-`: part of file names."""
     if token_range == EVERY:
         return "all"
     last = "" if token_range.last is None else token_range.last

@@ -78,7 +78,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         config=model.config,
         dtype=model.dtype,
         device=model.device,
-        ranges=token_ranges(device, config.scheduler.max_num_seqs),
+        ranges=token_ranges(device),
         fuses_prologue=attention_backend(config, model.device).fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,

@@ -57,7 +57,9 @@ class DeviceStep:
         assert 0 < self.max_query_len <= self.num_tokens, f"{self.max_query_len} tokens in a row"
         assert self.max_query_len <= self.max_context_len, "a context holds its queries"
         assert self.max_query_len > 1 or self.num_tokens == self.num_rows, "a token for each row"
-        assert 0 <= self.num_decodes <= self.num_rows, f"{self.num_decodes} rows of decodes"
+        assert 0 <= self.num_decodes < self.num_rows + (self.max_query_len == 1), (
+            f"{self.num_decodes} rows of decodes among {self.num_rows}"
+        )
 
     def decodes(self) -> DeviceStep:
         """The first `num_decodes` rows."""

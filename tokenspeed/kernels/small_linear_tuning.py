@@ -7,11 +7,14 @@ compiled first, in parallel. Whatever a table says, results differ by float roun
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
@@ -97,7 +100,7 @@ def tune(
     """Time the library and every candidate on every site's weights: enough of them that together
     they exceed the caches. `on_time` hears microseconds a call.
     """
-    with AsyncCompileMode(ThreadPoolExecutor(os.cpu_count()), ignore_errors=True):
+    with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for site, ws in weights.items():
             for num_tokens in tokens:
                 call = make_call(site, ws[0], num_tokens)
@@ -109,8 +112,8 @@ def tune(
         for num_tokens in tokens:
             calls = [make_call(site, w, num_tokens) for w in ws]
             times = _times(site, calls, on_time)
-            tile = min(times, key=lambda each: times[each] / (_MARGIN if each is None else 1.0))
-            winners.append(Choice(num_tokens, tile))
+            times[None] *= _MARGIN
+            winners.append(Choice(num_tokens, min(times, key=times.__getitem__)))
         entries.append(Entry(*site, _merged(winners)))
     return TileTable(machine, tuple(entries))
 
@@ -124,7 +127,7 @@ def _times(
     times: dict[Tile | None, float] = {}
     for tile in (None, *candidates(site, num_tokens)):
         try:
-            times[tile] = microseconds([lambda c=c, t=tile: launch(c, t) for c in calls])
+            times[tile] = microseconds([functools.partial(launch, call, tile) for call in calls])
         except Exception:  # a tile that the compiler refuses, or that needs too much shared memory
             continue
         if on_time is not None:
@@ -142,13 +145,17 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
             call()
     samples = []
     for _ in range(_REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = _event(), _event()
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
         samples.append(begin.elapsed_time(end))
-    return 1000.0 * sorted(samples)[_REPLAYS // 2] / len(repeated)
+    return 1000.0 * statistics.median(samples) / len(repeated)
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:

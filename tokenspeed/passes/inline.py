@@ -21,6 +21,16 @@ from tokenspeed.kernels.rms_norm import (
 )
 from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
 from tokenspeed.kernels.silu_mul import silu_mul
+from tokenspeed.kernels.small_linear import (
+    linear_add,
+    linear_add_reference,
+    norm_gate_up,
+    norm_gate_up_reference,
+    norm_linear,
+    norm_linear_reference,
+    small_linear,
+    small_linear_reference,
+)
 from tokenspeed.passes.rewrite import Inline
 
 PASS = Inline(
@@ -31,5 +41,9 @@ PASS = Inline(
         rope: rope_reference,
         qk_norm_rope: qk_norm_rope_reference,
         silu_mul: silu_mul_reference,
+        norm_linear: norm_linear_reference,
+        linear_add: linear_add_reference,
+        norm_gate_up: norm_gate_up_reference,
+        small_linear: small_linear_reference,
     },
 )

@@ -26,6 +26,9 @@ class TokenRange(NamedTuple):
 
 EVERY = TokenRange()
 
+FEW, MANY = TokenRange(0, 32), TokenRange(33)
+"""Steps in which reading the weights, and starting kernels, is what takes the time; and others."""
+
 
 @dataclass(frozen=True)
 class PassContext:
@@ -68,7 +71,8 @@ class Rewrite:
     `pattern` is a fused op's reference: what is matched is its trace, in the context's dtype.
     `check` says why a match must be left alone, or None. `expected` counts, before the pass runs
     and by a look that is wider than the pattern, how often it should match: 0 also spares the
-    tracing.
+    tracing. Operands that `given` names must be inputs of the graph: a kernel may read them before
+    the one in front of it has ended.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Rewrite:
     cases: Callable[[PassContext], Sequence[Case]]
     expected: Count
     check: Callable[[Operands], str | None] = never_refuse
+    given: tuple[str, ...] = ()
     serves: TokenRange = EVERY
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
 _CASTS = (torch.ops.prims.convert_element_type.default,)
 
 
@@ -99,6 +100,39 @@ def refuse_vector(name: str, vector: Any, x: Tensor) -> str | None:
     if vector.stride(0) != 1:
         return f"{name} is not contiguous"
     return None
+
+
+def refuse_product(x: Any, w: Any, bias: Any = None) -> str | None:
+    """x [T, K] and a weight [N, K] as checkpoints store it, of one dtype, and a bias [N] of it."""
+    if reason := refuse_rows("x", x):
+        return reason
+    if x.dim() != 2:
+        return "x is no [tokens, size]"
+    if not isinstance(w, Tensor) or w.dim() != 2 or not w.is_contiguous():
+        return "w is no contiguous [rows, size]"
+    if w.dtype != x.dtype or not all(isinstance(size, int) for size in w.shape):
+        return f"w is {w.dtype} {list(w.shape)}, x {x.dtype}"
+    if bias is None:
+        return None
+    return refuse_vector("bias", bias, w.t())
+
+
+def is_product(node: Any) -> bool:
+    """Is it x w^T, or that and a bias [N]?"""
+    if not calls(node, *_PRODUCTS) or not calls(node.args[-1], aten.permute.default):
+        return False
+    return bool(node.target == aten.mm.default or node.args[0].meta["val"].dim() == 1)
+
+
+def products(graph: fx.Graph) -> Iterator[fx.Node]:
+    for target in _PRODUCTS:
+        found = graph.find_nodes(op="call_function", target=target)
+        yield from (node for node in found if is_product(node))
+
+
+def factor(product: fx.Node) -> Any:
+    """x of x w^T."""
+    return product.args[-2]
 
 
 def refuse_angles(cos: Any, sin: Any, x: Tensor) -> str | None:

@@ -1,0 +1,246 @@
+"""Attention kernels on one GPU: decode and prefill over pages, beside FlashInfer and the floor.
+
+    python benchmarks/kernels_attention.py [--out RESULT.json]
+
+decode    prologue (QK-norm, RoPE), KV store and attention of one token a row: `paged_decode`, one
+          launch. FlashInfer (tensor cores, planned ahead) does the attention alone. Floor: the
+          cache's bytes at the speed of an 8 GiB copy.
+prefill   causal chunks with and without a past: `kv_store` and `paged_prefill`, two launches.
+          FlashInfer (FA3) does the attention alone. Floor: its FLOPs at the speed of a matmul.
+
+All in bfloat16, pages of 16 tokens, shuffled. Times are medians of graph replays divided by the
+layers in the graph, each with a cache of its own, together larger than the L2 cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tokenspeed import __version__
+from tokenspeed.kernels.attend import Prologue
+from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kv.pool import PagePool
+from tokenspeed.kv.specs import FullAttention, cache_groups
+
+try:
+    import flashinfer
+except ImportError:
+    flashinfer = None
+
+CUDA = torch.device("cuda")
+BF16 = torch.bfloat16
+PAGE = 16
+ROTATED_BYTES = 256 << 20
+MAX_LAYERS = 200
+REPLAYS = 15
+QWEN_8B, QWEN_06B = (32, 8, 128), (16, 8, 128)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`num_rows` rows of `query_len` new tokens, the last of `context_len`."""
+
+    num_rows: int
+    query_len: int
+    context_len: int
+    heads: tuple[int, int, int] = QWEN_8B
+    max_context_len: int = 0
+    """What the host knows, where that is more."""
+
+    @property
+    def name(self) -> str:
+        bound = f", bound {self.max_context_len}" if self.max_context_len else ""
+        sizes = f"{self.query_len} of {self.context_len}{bound}"
+        return f"{self.num_rows} x {sizes}, {self.heads[0]}/{self.heads[1]} of {self.heads[2]}"
+
+    @property
+    def cache_bytes(self) -> int:
+        _, num_kv_heads, size = self.heads
+        return 2 * BF16.itemsize * self.num_rows * self.context_len * num_kv_heads * size
+
+    @property
+    def flops(self) -> int:
+        num_heads, _, size = self.heads
+        past = self.context_len - self.query_len
+        seen = self.query_len * past + self.query_len * (self.query_len + 1) // 2
+        return 4 * self.num_rows * seen * num_heads * size
+
+
+DECODES = (
+    Workload(1, 1, 256),
+    Workload(1, 1, 256, max_context_len=32768),
+    Workload(1, 1, 256, QWEN_06B),
+    Workload(1, 1, 8192),
+    Workload(8, 1, 1024),
+    Workload(64, 1, 2048),
+    Workload(64, 1, 2048, max_context_len=32768),
+    Workload(256, 1, 512),
+)
+PREFILLS = (
+    Workload(4, 2048, 2048),
+    Workload(1, 8192, 8192),
+    Workload(1, 2048, 8192),
+    Workload(16, 128, 1024),
+)
+
+
+class Bench:
+    """One workload's caches, tables and operands."""
+
+    def __init__(self, work: Workload) -> None:
+        num_heads, num_kv_heads, size = work.heads
+        self.work = work
+        self.num_layers = min(max(2, ROTATED_BYTES // work.cache_bytes), MAX_LAYERS)
+        spec = FullAttention(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=size, scale=size**-0.5
+        )
+        self.groups = cache_groups([spec] * self.num_layers)
+        pages = -(-work.context_len // PAGE)
+        self.pool = PagePool(self.groups, work.num_rows * pages, PAGE, BF16, CUDA)
+        for cache in (*self.pool.keys, *self.pool.values):
+            cache.normal_()
+        order = torch.randperm(work.num_rows * pages, device=CUDA).int()
+        self.table = order.view(work.num_rows, pages)
+        tokens = work.num_rows * work.query_len
+        widths = [n * size for n in (num_heads, num_kv_heads, num_kv_heads)]
+        merged = torch.randn(tokens, sum(widths), dtype=BF16, device=CUDA)
+        self.q, self.k, self.v = (x.unflatten(-1, (-1, size)) for x in merged.split(widths, -1))
+        angles = torch.randn(tokens, 1, size // 2, device=CUDA)
+        weight = torch.ones(size, dtype=BF16, device=CUDA)
+        self.prologue = Prologue(weight, weight, angles.cos(), angles.sin(), 1e-6)
+        self.attention = TritonAttention(self.groups, self.pool, [self.table])
+        self.attention.plan_device(self._step())
+
+    def _step(self) -> DeviceStep:
+        work, rows = self.work, torch.arange(self.work.num_rows, dtype=torch.int32, device=CUDA)
+        positions = torch.arange(work.context_len - work.query_len, work.context_len, device=CUDA)
+        return DeviceStep(
+            num_rows=work.num_rows,
+            num_tokens=work.num_rows * work.query_len,
+            max_query_len=work.query_len,
+            max_context_len=max(work.context_len, work.max_context_len),
+            slots=rows,
+            query_starts=torch.arange(work.num_rows + 1, dtype=torch.int32, device=CUDA)
+            * work.query_len,
+            context_lens=torch.full_like(rows, work.context_len),
+            positions=positions.repeat(work.num_rows),
+            token_rows=rows.repeat_interleave(work.query_len),
+        )
+
+    def ours(self, layer: int) -> Tensor:
+        return self.attention.attend_fused(self.q, self.k, self.v, layer, None, self.prologue)
+
+    def flashinfer(self) -> Callable[[int], Tensor]:
+        """Attention alone, planned."""
+        work, (num_heads, num_kv_heads, size) = self.work, self.work.heads
+        pages = self.table.shape[1]
+        starts = torch.arange(work.num_rows + 1, dtype=torch.int32, device=CUDA)
+        last = torch.full((work.num_rows,), (work.context_len - 1) % PAGE + 1, device=CUDA).int()
+        room = torch.empty(256 << 20, dtype=torch.uint8, device=CUDA)
+        indices = self.table.flatten()
+        types = {"q_data_type": BF16, "kv_data_type": BF16}
+        if work.query_len == 1:
+            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                room, "NHD", use_tensor_cores=True
+            )
+            plan = (starts * pages, indices, last, num_heads, num_kv_heads, size, PAGE)
+            wrapper.plan(*plan, **types)
+        else:
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3")
+            starts_q = starts * work.query_len
+            plan = (starts_q, starts * pages, indices, last, num_heads, num_kv_heads, size, PAGE)
+            wrapper.plan(*plan, causal=True, **types)
+        q = self.q.contiguous()
+        return lambda layer: wrapper.run(q, (self.pool.keys[layer], self.pool.values[layer]))
+
+    def microseconds(self, call: Callable[[int], Tensor]) -> float:
+        """Of one layer: the median of graph replays that run each layer once."""
+        call(0)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for layer in range(self.num_layers):
+                call(layer)
+        graph.replay()
+        return statistics.median(_seconds(graph.replay) for _ in range(REPLAYS)) / (
+            self.num_layers / 1e6
+        )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def measure(work: Workload, machine: dict[str, Any]) -> dict[str, Any]:
+    bench = Bench(work)
+    ours = bench.microseconds(bench.ours)
+    result: dict[str, Any] = {"ours_us": round(ours, 2)}
+    if flashinfer is not None:
+        try:
+            result["flashinfer_us"] = round(bench.microseconds(bench.flashinfer()), 2)
+        except (RuntimeError, ValueError) as error:
+            result["flashinfer_error"] = str(error)[:200]
+    if work.query_len == 1:
+        result["floor_us"] = round(work.cache_bytes / machine["copy_tb_s"] / 1e6, 2)
+        result["ours_tb_s"] = round(work.cache_bytes / ours / 1e6, 2)
+    else:
+        result["floor_us"] = round(work.flops / machine["matmul_tflop_s"] / 1e6, 2)
+        result["ours_tflop_s"] = round(work.flops / ours / 1e6, 1)
+    return result
+
+
+def machine() -> dict[str, Any]:
+    """The card, and what it reaches in this run: an 8 GiB copy, an 8192-cubed bf16 matmul."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device=CUDA)
+    target = torch.empty_like(source)
+    a = torch.randn(8192, 8192, dtype=BF16, device=CUDA)
+    copy_s = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
+    matmul_s = min(_seconds(lambda: a @ a) for _ in range(10))
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "copy_tb_s": 8 * 2**30 / copy_s / 1e12,
+        "matmul_tflop_s": 2 * 8192**3 / matmul_s / 1e12,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "flashinfer": flashinfer and flashinfer.__version__,
+        "tokenspeed": __version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    facts = machine()
+    report: dict[str, Any] = {"machine": facts}
+    for kind, works in (("decode", DECODES), ("prefill", PREFILLS)):
+        report[kind] = {}
+        for work in works:
+            report[kind][work.name] = measure(work, facts)
+            print(kind, work.name, report[kind][work.name], flush=True)
+            torch.cuda.empty_cache()
+    if args.out:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""`tokenspeed cache` and `warmup` on real entries: nothing compiled twice, and the same tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_tiny import request, run, tiny_config, tiny_engine
+
+from tokenspeed.compile.cache import CompileCache
+from tokenspeed.engine import cache_commands, program, warmup
+from tokenspeed.engine.compile_job import Compiled, CompileFailed, CompileJob
+from tokenspeed.options import ConfigError
+
+Do = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def do(tiny_model: str, tiny_cache: Path, capsys: pytest.CaptureFixture[str]) -> Do:
+    """One of the commands: exit code and what was printed. `root` is the cache it is about."""
+
+    def command(
+        action: str, root: Path = tiny_cache, model: str = tiny_model, **arguments: Any
+    ) -> tuple[int, str]:
+        options = arguments.pop("options", {})
+        config = tiny_config(model, cache_dir=str(root), **options)
+        status = cache_commands.run(action, config, **arguments)
+        return status, capsys.readouterr().out
+
+    return command
+
+
+@pytest.fixture
+def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    caplog.set_level(logging.INFO, logger="tokenspeed")
+    return lambda: "\n".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.fixture
+def entry(tiny_cache: Path) -> str:
+    (folder,) = CompileCache(tiny_cache).entry_folders()
+    return folder.name
+
+
+def test_an_entry_travels_to_a_fresh_home(
+    tiny_model: str,
+    tiny_cache: Path,
+    tmp_path: Path,
+    entry: str,
+    do: Do,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, home = tmp_path / "tiny.tar", tmp_path / "home"
+    status, text = do("export", output=str(path))
+    digest = text.split()[0]
+    assert (status, text) == (0, f"{digest}  {path}\n")
+    status, text = do("import", root=home, path=str(path), sha256=digest)
+    assert (status, text.splitlines()[0]) == (0, f"{entry}: imported")
+    again = do("import", root=home, path=str(path), sha256=None)
+    assert again == (0, f"{entry}: is there already: nothing to do\n")
+    monkeypatch.setattr(program, "CompileChild", None)
+    outcomes = []
+    for options in ({"require_cache": True, "cache_dir": str(home)}, {"level": 0}):
+        engine = tiny_engine(tiny_model, **options)
+        assert ("compile cache hit" in engine.ready.summary) == ("cache_dir" in options)
+        (outcome,) = run(engine, [request("a", [1, 2, 3, 4, 5])]).values()
+        outcomes.append(outcome.token_ids)
+    assert outcomes[0] == outcomes[1]
+
+
+def test_an_entry_is_exported_by_its_name_too(tmp_path: Path, entry: str, do: Do) -> None:
+    by_model = do("export", output=str(tmp_path / "a"))[1].split()[0]
+    assert do("export", model=entry, output=str(tmp_path / "b"))[1].split()[0] == by_model
+
+
+def test_what_is_not_there_is_not_exported(
+    tmp_path: Path, do: Do, errors: Callable[[], str]
+) -> None:
+    options = {"dtype": "bfloat16"}
+    assert do("export", output=str(tmp_path / "a"), options=options) == (1, "")
+    assert "compile.dtype 'bfloat16' (there 'float32')" in errors()
+    assert "tokenspeed warmup --export FILE makes the entry" in errors()
+    with pytest.raises(ConfigError, match="no such folder"):
+        do("export", model="nobody", output=str(tmp_path / "a"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_archive_is_refused_and_writes_nothing(
+    tmp_path: Path, do: Do, errors: Callable[[], str]
+) -> None:
+    path = tmp_path / "a.tar"
+    do("export", output=str(path))
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"READY") + 600] ^= 1
+    path.write_bytes(data)
+    assert do("import", root=tmp_path / "home", path=str(path), sha256=None)[0] == 1
+    assert do("import", root=tmp_path / "home", path=str(tmp_path / "no"), sha256=None)[0] == 1
+    assert "No such file" in errors()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_an_entry_of_another_machine_is_taken_and_told(
+    tmp_path: Path, entry: str, do: Do, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.tar"
+    do("export", output=str(path))
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "SVE")
+    status, text = do("import", root=tmp_path / "home", path=str(path), sha256=None)
+    lines = text.splitlines()
+    assert (status, lines[0]) == (0, f"{entry}: imported")
+    assert f"{entry} is of no use to this machine as it is:" in lines
+    assert any("machine.capability" in line and "'SVE'" in line for line in lines)
+    assert "no: machine.capability 'SVE'" in do("ls", root=tmp_path / "home", as_json=False)[1]
+
+
+def test_ls_and_verify_tell_of_damage(tiny_cache: Path, tmp_path: Path, entry: str, do: Do) -> None:
+    _, text = do("ls", as_json=False)
+    assert text.splitlines()[1].split()[0] == entry and text.rstrip().endswith(" yes")
+    row = json.loads(do("ls", as_json=True)[1])["entries"][0]
+    assert (row["dtype"], row["device"], row["misfits"]) == ("float32", "cpu", [])
+    assert do("verify", as_json=False) == (0, f"{entry}: whole\n1 checked, 0 bad\n")
+    root = Path(shutil.copytree(tiny_cache, tmp_path / "cache"))
+    (root / "v1" / entry / "plan.json").write_text("{}")
+    status, text = do("verify", root=root, as_json=True)
+    assert status == 1
+    assert json.loads(text) == [{"entry": entry, "problem": "plan.json is not what was written"}]
+    assert do("why", root=root, as_json=False) == (
+        1,
+        "miss: the entry cannot be used: plan.json is not what was written\n",
+    )
+    assert (root / "v1" / entry).is_dir(), "only a start sets it aside"
+    assert do("ls", root=tmp_path / "no", as_json=False)[1] == f"no entry in {tmp_path / 'no'}\n"
+
+
+def test_prune_removes_what_it_says(tiny_cache: Path, tmp_path: Path, entry: str, do: Do) -> None:
+    root = Path(shutil.copytree(tiny_cache, tmp_path / "cache"))
+
+    def prune(max_age_s: int | None, max_bytes: int | None, is_dry: bool = False) -> str:
+        arguments = {"max_age_s": max_age_s, "max_bytes": max_bytes, "is_dry": is_dry}
+        return do("prune", root=root, **arguments)[1]
+
+    assert entry not in prune(86400, 1 << 30)
+    assert f"{entry}: would be removed" in prune(None, 0, is_dry=True)
+    assert (root / "v1" / entry).is_dir()
+    assert f"{entry}: removed" in prune(None, 0)
+    assert not (root / "v1" / entry).exists()
+
+
+def test_level_0_asks_no_cache(do: Do) -> None:
+    with pytest.raises(ConfigError, match="-O0"):
+        do("why", as_json=False, options={"level": 0})
+
+
+@pytest.mark.parametrize("level", [None, 1])
+def test_a_required_cache_is_required(tiny_model: str, tiny_cache: Path, level: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"compile\.dtype 'bfloat16' \(there") as error:
+        tiny_engine(
+            tiny_model,
+            **{"require_cache": True, "dtype": "bfloat16", "level": level},
+            cache_dir=str(tiny_cache),
+        )
+    assert "tokenspeed warmup" in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="-O0 runs none"):
+        tiny_engine(tiny_model, require_cache=True, level=0)
+
+
+def test_pieces_that_do_not_load_are_a_miss_where_none_is_allowed(
+    tiny_model: str, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(entry: object) -> None:
+        raise program.Damaged("made for another torch")
+
+    root = shutil.copytree(tiny_cache, tmp_path / "cache")
+    monkeypatch.setattr(program, "_load", fail)
+    with pytest.raises(ConfigError, match="--require-cache: made for another torch"):
+        tiny_engine(tiny_model, require_cache=True, cache_dir=str(root))
+
+
+class FakeChild:
+    """Stands for the compiler's process: puts there what the test has, and ends."""
+
+    def __init__(self, cache: Path | None) -> None:
+        self.cache = cache
+        self.jobs: list[CompileJob] = []
+
+    def __call__(self, job: CompileJob) -> FakeChild:
+        self.jobs.append(job)
+        return self
+
+    def wait(self, progress: Callable[[str], None]) -> Compiled | CompileFailed:
+        for detail in ("start", "capture", "piece 1 of 2", "piece 1 of 2", "piece 2 of 2"):
+            progress(detail)
+        if self.cache is None:
+            return CompileFailed("no compiler here")
+        shutil.copytree(self.cache, self.jobs[-1].root, dirs_exist_ok=True)
+        return Compiled(1.0, "rope 4")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_warmup_needs_no_weights_and_compiles_once(
+    tiny_model: str,
+    tiny_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    errors: Callable[[], str],
+) -> None:
+    (tmp_path / "bare").mkdir()
+    shutil.copy(Path(tiny_model) / "config.json", tmp_path / "bare")
+    config = tiny_config(str(tmp_path / "bare"), level=1, cache_dir=str(tmp_path / "cache"))
+    child = FakeChild(tiny_cache)
+    monkeypatch.setattr(warmup, "CompileChild", child)
+    archive = str(tmp_path / "a.tar")
+    assert warmup.warmup([config], archive) == 0
+    assert errors().count("piece 1 of 2") == 1 and "compiled in 1.0 s: rope 4" in errors()
+    first = capsys.readouterr().out
+    assert warmup.warmup([config, config], archive) == 0
+    assert capsys.readouterr().out == first and first.endswith(f"  {archive}\n")
+    assert len(child.jobs) == 1 and "in the cache already" in errors()
+    eager = tiny_config(tiny_model, level=0, cache_dir=str(tmp_path / "cache"))
+    assert warmup.warmup([eager]) == 0 and len(child.jobs) == 1
+
+
+def test_a_warmup_that_fails_says_so(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: Callable[[], str]
+) -> None:
+    monkeypatch.setattr(warmup, "CompileChild", FakeChild(None))
+    config = tiny_config(tiny_model, level=1, cache_dir=str(tmp_path / "cache"))
+    assert warmup.warmup([config]) == 1
+    assert "compiling failed: no compiler here" in errors()
+    (tmp_path / "file").write_text("")
+    config = tiny_config(tiny_model, level=1, cache_dir=str(tmp_path / "file" / "cache"))
+    assert warmup.warmup([config]) == 1
+    assert "nothing can be stored: " in errors()
+    with pytest.raises(ConfigError, match="no such folder"):
+        warmup.warmup([tiny_config("nobody", level=1)])

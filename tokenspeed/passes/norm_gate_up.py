@@ -1,0 +1,74 @@
+"""Fuse the first half of a SwiGLU MLP: norm, merged projection, gate.
+
+Before: rms norm -> mm(normed, permute(w)) -> split -> silu(gate) * up        After: norm_gate_up
+Why: three kernels become one, and the merged rows stay in registers. Has to run before
+`norm_linear` and `silu_mul`, which would take its parts. Silent where they must be.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from tokenspeed.kernels.small_linear import norm_gate_up, norm_gate_up_reference
+from tokenspeed.passes.rewrite import FEW, Case, Operands, PassContext, Rewrite
+from tokenspeed.passes.shapes import (
+    aten,
+    calls,
+    factor,
+    gates,
+    is_normed,
+    is_product,
+    refuse_product,
+    refuse_vector,
+)
+
+_SPLITS = (operator.getitem, aten.split_with_sizes.default, aten.split.Tensor, aten.slice.Tensor)
+
+
+def replacement(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
+    out: Tensor = norm_gate_up(x, norm, w, eps)
+    return out
+
+
+def cases(context: PassContext) -> Sequence[Case]:
+    operands = (context.empty(5, 24), context.empty(24), context.empty(40, 24))
+    return [Case(operands, {"eps": eps}) for eps in context.eps]
+
+
+def check(operands: Operands) -> str | None:
+    x = operands["x"]
+    return refuse_product(x, operands["w"]) or refuse_vector("norm", operands["norm"], x)
+
+
+def expected(graph: fx.Graph) -> int:
+    """Gates of a product of normed rows, where nothing else reads the rows or the product."""
+    merged = (_whole(gate.args[1]) for gate in gates(graph))
+    rows = (factor(product) for product in merged if is_product(product) and _is_split(product))
+    return sum(is_normed(each) and len(each.users) == 1 for each in rows)
+
+
+def _whole(node: Any) -> Any:
+    """What a node is a part of."""
+    while calls(node, *_SPLITS):
+        node = node.args[0]
+    return node
+
+
+def _is_split(product: fx.Node) -> bool:
+    return all(calls(user, *_SPLITS) for user in product.users)
+
+
+PASS = Rewrite(
+    name="norm_gate_up",
+    pattern=norm_gate_up_reference,
+    replacement=replacement,
+    cases=cases,
+    check=check,
+    given=("norm", "w"),
+    expected=expected,
+    serves=FEW,
+)
