@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import tokenspeed
-from tokenspeed.config import OPTIONS
+from tokenspeed.config import GROUPS, OPTIONS
+from tokenspeed.options import options_of
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "triton", "transformers")
@@ -67,16 +69,71 @@ def test_versions_and_requirements_agree() -> None:
     assert f"TORCH := {torch}\n" in makefile
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS))
-def test_no_option_is_ignored(name: str) -> None:
+CLASSES = {settings.__name__: group for group, settings in GROUPS.items()}
+
+
+def groups_by_name(tree: ast.AST) -> dict[str, set[str]]:
+    """Variables of a file that hold a group of settings: parameters declared so, and names that
+    `config.group` was assigned to.
+    """
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            group = CLASSES.get(ast.unparse(node.annotation))
+            found.setdefault(node.arg, set()).update({group} if group else ())
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=True))
+            else:
+                pairs = [(target, value)]
+        for target, value in pairs:
+            if isinstance(value, ast.Attribute) and value.attr in GROUPS:
+                found.setdefault(ast.unparse(target), set()).add(value.attr)
+    return found
+
+
+def options_read(tree: ast.AST) -> set[str]:
+    """Options that a file reads from their own group, as in `config.server.port`."""
+    holders, found = groups_by_name(tree), set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        groups = set(holders.get(ast.unparse(node.value), ()))
+        if isinstance(node.value, ast.Attribute):
+            groups.add(node.value.attr)
+        if any(node.attr in OPTIONS_OF.get(group, ()) for group in groups):
+            found.add(node.attr)
+    return found
+
+
+OPTIONS_OF = {
+    group: {each.name for each in options_of(settings)} for group, settings in GROUPS.items()
+}
+
+
+def test_no_option_is_ignored() -> None:
     """Somewhere behind the command line, every option is read."""
     package = ROOT / "tokenspeed"
-    readers = [
-        path
-        for path in package.rglob("*.py")
-        if path.parent.name != "cli" and re.search(rf"\.{name}\b", path.read_text())
-    ]
-    assert readers, f"nothing reads {name}"
+    files = [path for path in package.rglob("*.py") if path.parent.name != "cli"]
+    read = set().union(*(options_read(ast.parse(path.read_text())) for path in files))
+    assert OPTIONS.keys() - read == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "read"),
+    [
+        ("f(config.server.port)", {"port"}),
+        ("limits, other = self.config.scheduler, 1\nf(limits.max_num_seqs)", {"max_num_seqs"}),
+        ("def f(cache: CacheConfig): return cache.block_size", {"block_size"}),
+        ("f(url.port, pool.block_size)", set()),
+        ("f(config.model.port)", set()),
+        ("config.server.port = 1", set()),
+    ],
+)
+def test_reads_of_options_are_told_apart(code: str, read: set[str]) -> None:
+    assert options_read(ast.parse(code)) == read
 
 
 def test_scripts_name_something_that_exists() -> None:

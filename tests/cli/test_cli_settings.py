@@ -120,12 +120,44 @@ def test_granted_flags_are_said_aloud() -> None:
         ({"TOKENSPEED_PORT": "tcp://10.0.0.1:8000"}, "TOKENSPEED_PORT must be a whole number"),
         ({"TOKENSPEED_PORT": "tcp://10.0.0.1:8000"}, "enableServiceLinks"),
         ({"TOKENSPEED_API_KEY": ""}, "TOKENSPEED_API_KEY is empty"),
+        ({"TOKENSPEED_API_KEYS": "k"}, "is not an option; did you mean TOKENSPEED_API_KEY?"),
+        ({"TOKENSPEED_MAX_MODEL_LENGTH": ""}, "TOKENSPEED_MAX_MODEL_LENGTH is not an option"),
+        ({"TOKENSPEED_CONFIG": "a.yaml"}, "TOKENSPEED_CONFIG is not an option"),
+        ({"TOKENSPEED_TP": "2"}, "TOKENSPEED_TP 2 is not supported"),
+        ({"TOKENSPEED_TRUST_REMOTE_CODE": "maybe"}, "must be true or false"),
     ],
 )
 def test_bad_environment(environ: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve([], environ)
     assert says in str(caught.value)
+
+
+def test_environment_is_read_as_flags_are() -> None:
+    environ = {
+        "TOKENSPEED_CONTEXT_LENGTH": "4k",
+        "TOKENSPEED_NO_ENABLE_PREFIX_CACHING": "1",
+        "TOKENSPEED_TRUST_REMOTE_CODE": "true",
+        "TOKENSPEED_STARTUP_TIMING": "1",
+        "TOKENSPEED_CACHE_DIR": "/c",
+        "OTHER": "x",
+    }
+    resolved = resolve([], environ)
+    assert resolved.config.model.max_model_len == 4000
+    assert not resolved.config.cache.enable_prefix_caching
+    assert resolved.config.compile.cache_dir == "/c"
+    assert resolved.sources["max_model_len"] == "environment TOKENSPEED_CONTEXT_LENGTH"
+    assert len(resolved.notes) == 1 and "none is run" in resolved.notes[0]
+
+
+def test_service_links_of_a_pod_are_nobody_s_options() -> None:
+    environ = {
+        "TOKENSPEED_SERVICE_HOST": "10.0.0.1",
+        "TOKENSPEED_SERVICE_PORT_HTTP": "80",
+        "TOKENSPEED_ROUTER_PORT": "tcp://10.0.0.2:80",
+        "TOKENSPEED_ROUTER_PORT_80_TCP_ADDR": "10.0.0.2",
+    }
+    assert resolve([], environ).config == Config()
 
 
 def test_environment_lists_and_blanks() -> None:

@@ -174,3 +174,39 @@ def test_page_tables_reach_the_worker_in_pieces() -> None:
     grown = [bench.step() for _ in range(4)]
     pieces = [(b.rows[0].page_starts, len(b.rows[0].pages[0])) for b in grown if b]
     assert pieces == [([2], 0), ([2], 1), ([3], 0), ([3], 1)]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_head_without_pages_is_not_looked_up_every_step(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(num_pages=16, block_size=2, depth=depth)
+    bench.add("a", [1, 2], max_tokens=22)
+    bench.step()
+    bench.add("long", [3] * 30, max_tokens=1)
+    asked: list[int] = []
+    acquire = bench.kv.acquire
+
+    def counting(tokens: list[int], *args: object, **kwargs: object) -> object:
+        asked.append(len(tokens))
+        return acquire(tokens, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.kv, "acquire", counting)
+    bench.run()
+    # In vain, again when pages of "a" have entered the cache, and when the pages were there.
+    assert asked.count(30) == 2 + depth
+    bench.assert_alone("a")
+    bench.assert_alone("long")
+
+
+def test_a_head_without_pages_comes_in_when_its_prefix_grows() -> None:
+    """What it misses may shrink without a page becoming free."""
+    bench = Bench(num_pages=10, block_size=1)
+    bench.add("a", [1, 2, 3, 4, 5, 6], max_tokens=4)
+    bench.add("b", [1, 2, 3, 4, 5, 6], max_tokens=1)
+    bench.step()
+    assert bench.scheduler.stats.num_running == 1
+    bench.step()
+    assert bench.requests["b"].num_cached_tokens == 5
+    bench.run()
+    bench.assert_alone("b")

@@ -135,14 +135,14 @@ def test_returning_pages_are_counted() -> None:
     assert kv.num_available == before + 3
 
 
-def test_reset_forgets() -> None:
-    kv, tokens = make(4), [1, 2, 3]
-    holding = acquire(kv, tokens)
-    kv.release(holding, tokens, 3)
-    kv.reset()
-    assert acquire(kv, tokens).num_cached_tokens == 0
-    with pytest.raises(AssertionError, match="1 requests hold pages"):
-        kv.reset()
+def test_needed_pages_are_those_that_nobody_else_holds() -> None:
+    kv, tokens = make(6), [1, 2, 3]
+    first = acquire(kv, tokens)
+    kv.commit(first, tokens, 3)
+    assert kv.num_needed([1, 2, 3, 4], Namespace()) == 1
+    assert kv.num_needed([1, 2, 3, 4], Namespace(), read_prefix=False) == 2
+    kv.release(first, tokens, 3)
+    assert kv.num_needed([1, 2, 3, 4], Namespace()) == 2, "cached, but available to all"
 
 
 def test_a_lost_holding_is_noticed() -> None:
@@ -227,7 +227,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         assert self.kv.usage == 0.0
-        self.kv.reset()
+        self.kv._evict(self.kv._tree.num_cached)
         self.content.clear()
 
     @invariant()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from tarfile import TarFile
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tokenspeed.request import InvalidRequest
+from tokenspeed.text import chat as chat_module
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.tokenizer import Tokenizer
@@ -198,9 +200,17 @@ def test_real_templates_render_as_in_transformers(sdist: Callable[[str, str], Ta
     assert compared > 250
 
 
+def test_a_template_without_end_is_refused_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_module, "PROBE_S", 0.2)
+    begun = time.monotonic()
+    with pytest.raises(ModelError, match=r"within 0.2 s.*--chat-template"):
+        # Ends after a second or so, for the sake of the tests that follow.
+        ChatTemplate("{% for a in range(1500) %}{% for b in range(9999) %}{% endfor %}{% endfor %}")
+    assert time.monotonic() - begun < 20
+
+
 def test_base_model_says_what_to_do() -> None:
     template = ChatTemplate(None)
-    assert not template.is_available
     with pytest.raises(InvalidRequest, match=r"/v1/completions.*--chat-template"):
         template.render([{"role": "user", "content": "x"}])
 

@@ -40,7 +40,6 @@ def test_golden_prompts(tokenizer: Tokenizer, golden: dict[str, Any]) -> None:
 
 def test_bundled_model_facts(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.bos_token_id == 1
     assert tokenizer.eos_token_ids == {2}
     assert [id for id in range(49152) if tokenizer.is_special(id)] == list(range(17))
     assert tokenizer.special_tokens["eos_token"] == "<|im_end|>"

@@ -44,7 +44,6 @@ def test_settings_name_the_special_tokens(tmp_path: Path) -> None:
     settings = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "<end>"}
     tokenizer = load_tokenizer(write(tmp_path, tokenizer_config__json=settings))
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<end>"}
-    assert tokenizer.bos_token_id == 256
     assert tokenizer.eos_token_ids == {257}  # no config names one, so the tokenizer's own
     assert tokenizer.is_special(257)  # plain in tokenizer.json, but its role makes it special
     assert tokenizer.vocab_size == 259
@@ -193,4 +192,3 @@ def test_added_tokens_are_plain_utf8(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write(tmp_path, tokenizer__json=made.to_str()))
     [id] = tokenizer.encode("<é▁>")
     assert tokenizer.token_bytes(id) == "<é▁>".encode()
-    assert tokenizer.token_text(id) == "<é▁>"

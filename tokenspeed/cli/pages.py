@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tokenspeed.cli.answers import Granted, Known, Refused, Same
 from tokenspeed.cli.compat import TABLE
+from tokenspeed.cli.environment import ENVIRONMENT
 from tokenspeed.cli.flags import known_flags, negative
-from tokenspeed.cli.settings import ENVIRONMENT
 from tokenspeed.config import GROUPS
 from tokenspeed.options import ConfigError, Option, options_of, suggest
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenspeed.cli.environment import read_environment
 from tokenspeed.cli.flags import Command, Flags, Read
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings_file import read_file
@@ -18,7 +19,6 @@ from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS, Config, make_config
 from tokenspeed.options import ConfigError, Option, options_of
 
-ENVIRONMENT = "TOKENSPEED_"
 COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
 """Flags of every command that takes options. `--help` never gets here."""
 
@@ -58,7 +58,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = 
         _take_model(line, words)
     else:
         line.own[command.positional] = tuple(words)
-    layers = [_read_environment(environ)]
+    layers = [read_environment(environ)]
     if "--config" in line.own:
         layers.append(read_file(Path(line.own["--config"][0]), command.own))
     layers.append(line)
@@ -80,31 +80,6 @@ def _take_model(line: Read, words: list[str]) -> None:
     if words:
         line.values["model"] = from_words(OPTIONS["model"], words)
         line.sources["model"] = "command line"
-
-
-def _read_environment(environ: Mapping[str, str]) -> Read:
-    read = Read()
-    for option in OPTIONS.values():
-        variable = ENVIRONMENT + option.name.upper()
-        text = environ.get(variable)
-        if text is None:
-            continue
-        if not text.strip():
-            # An empty key would mean a server without one: never what was meant.
-            if option.secret:
-                raise ConfigError(f"{variable} is empty; give it a value or unset it")
-            continue
-        try:
-            read.values[option.name] = from_words(
-                option, text.split() if option.is_list else [text.strip()]
-            )
-        except ConfigError as error:
-            hint = ""
-            if text.startswith("tcp://"):
-                hint = " (a Kubernetes service link: set enableServiceLinks: false in the pod)"
-            raise ConfigError(f"{variable} {error}{hint}") from None
-        read.sources[option.name] = f"environment {variable}"
-    return read
 
 
 def _line(option: Option, value: Any, source: str) -> str:

@@ -33,7 +33,7 @@ def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
         try:
             if name in own and name not in flags.options:
                 raise ConfigError(f"{key} can stand on the command line only")
-            _take_entry(flags, read, name, str(key), value)
+            take_entry(flags, read, name, str(key), value)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
     read.sources.update({name: f"{path} {source}" for name, source in read.sources.items()})
@@ -59,7 +59,8 @@ def _load(path: Path) -> dict[Any, Any]:
     return entries
 
 
-def _take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:
+def take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:
+    """Take the flag `name`, which stands as `key` in a file or environment, into `read`."""
     if name in flags.options and flags.options[name][1]:
         option = flags.options[name][0]
         if isinstance(value, str) and not option.is_list:

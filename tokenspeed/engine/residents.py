@@ -9,11 +9,21 @@ step that names them has ended. So neither changes hands under a launched step.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 from tokenspeed.engine.admission import Admission
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.prefix import Namespace
 from tokenspeed.request import Request
+
+
+@dataclass(frozen=True)
+class _Short:
+    """Who found too few pages: how many it needs, and what had entered the prefix cache then."""
+
+    request: Request
+    num_needed: int
+    num_entered: int
 
 
 class Residents:
@@ -28,6 +38,7 @@ class Residents:
         self._by_generation: dict[int, Admission] = {}  # running and draining
         self._free_slots = list(reversed(range(num_slots)))
         self._generations = itertools.count(1)
+        self._short: _Short | None = None
 
     @property
     def has_free_slot(self) -> bool:
@@ -47,17 +58,24 @@ class Residents:
         A page for each running request is left, so that letting one in does not soon mean sending
         it away again. A request that still wants prompt log-probabilities computes its prompt.
         """
+        if self._is_still_short(request):
+            return None
         tokens, known = request.token_ids(), request.prompt_logprobs
+        namespace = Namespace(request.spec.adapter, request.spec.cache_salt)
+        read_prefix = known is None or len(known) == request.num_prompt
         holding = self._kv.acquire(
             tokens,
-            Namespace(request.spec.adapter, request.spec.cache_salt),
-            read_prefix=known is None or len(known) == request.num_prompt,
+            namespace,
+            read_prefix=read_prefix,
             is_counted=request.num_preemptions == 0,
             num_spare=len(self.running),
             num_expected=request.num_prompt + request.max_tokens,
         )
         if holding is None:
+            needed = self._kv.num_needed(tokens, namespace, read_prefix=read_prefix)
+            self._short = _Short(request, needed, self._kv.num_entered)
             return None
+        self._short = None
         admission = Admission(
             request,
             slot=self._free_slots.pop(),
@@ -71,6 +89,15 @@ class Residents:
         self.running.append(admission)
         self._by_generation[admission.generation] = admission
         return admission
+
+    def _is_still_short(self, request: Request) -> bool:
+        """Whether nothing has changed for the better since `request` found too few pages: asking
+        the cache again would cost a walk along the whole prompt, every step.
+        """
+        short, kv = self._short, self._kv
+        if short is None or short.request is not request or short.num_entered != kv.num_entered:
+            return False
+        return kv.num_available < short.num_needed + len(self.running)
 
     def leave(self, admission: Admission) -> None:
         self.running.remove(admission)

@@ -151,7 +151,7 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
         end.record()
         end.synchronize()
         samples.append(begin.elapsed_time(end))
-    return 1000.0 * statistics.median(samples) / len(repeated)
+    return 1000.0 * float(statistics.median(samples)) / len(repeated)
 
 
 def _event() -> Any:

@@ -63,6 +63,11 @@ class KVManager:
         return min(allocator.num_free for allocator in self._allocators) + self._tree.num_evictable
 
     @property
+    def num_entered(self) -> int:
+        """Pages that entered the prefix cache so far: while it stays the same, no prefix grows."""
+        return self._tree.num_entered
+
+    @property
     def usage(self) -> float:
         """Share of pages that running requests hold, 0 to 1."""
         return 1.0 - self.num_available / self.num_pages
@@ -99,6 +104,19 @@ class KVManager:
             self.prefix_queries += len(tokens)
             self.prefix_hits += holding.num_cached_tokens
         return holding
+
+    def num_needed(
+        self, tokens: list[int], namespace: Namespace, *, read_prefix: bool = True
+    ) -> int:
+        """How many available pages `acquire` would take: all but those of a prefix that others
+        hold.
+        """
+        read_prefix = read_prefix and self.enable_prefix_caching
+        node = self._tree.match(namespace, tokens, len(tokens) - 1 if read_prefix else 0)
+        num_held = self._tree.num_locked(node)
+        self._tree.lock(node)
+        self._tree.unlock(node)  # a root that was made for this question goes again
+        return self.pages_for(len(tokens)) - num_held
 
     def num_returning(self, holding: Holding) -> int:
         """Pages of each group that can be had once `holding` alone is released."""
@@ -157,11 +175,6 @@ class KVManager:
         for allocator, table in zip(self._allocators, holding.tables, strict=True):
             allocator.free(table[i] for i in range(shared, len(table)) if i not in kept)
         self._tree.unlock(holding.node)
-
-    def reset(self) -> None:
-        """Forget every cached prefix. Only while nothing is held."""
-        assert not self._holdings, f"{len(self._holdings)} requests hold pages"
-        self._evict(self._tree.num_cached)
 
     def check(self, live: Iterable[Holding]) -> None:
         """Prove, given all live holdings, that free + used + cached = total in each group, that no

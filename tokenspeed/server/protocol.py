@@ -50,6 +50,8 @@ PromptLogprob = dict[str, RankedLogprob] | None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
+    """`include_obfuscation` is taken and without effect: nothing is ever padded."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
@@ -99,6 +101,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             raise unsupported("best_of", "only the value of n is taken; ask for n samples instead")
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options needs stream: true", "stream_options")
+        if self._options.continuous_usage_stats and not self.wants_usage:
+            raise bad_request("continuous_usage_stats needs include_usage: true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "not together with stream")
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARS:
@@ -106,13 +110,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     @property
     def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool(self._options.include_usage)
 
     @property
     def wants_usage_always(self) -> bool:
-        return self.wants_usage and bool(
-            self.stream_options and self.stream_options.continuous_usage_stats
-        )
+        return bool(self._options.continuous_usage_stats)
+
+    @property
+    def _options(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
     def sampling_params(
         self, defaults: Mapping[str, float], *, max_tokens: int | None, logprobs: int | None

@@ -1,11 +1,14 @@
 """Messages to a prompt, by the model's own chat template, as transformers renders it.
 
 Rendering is plain Python of the template's making and has no time limit of its own: a server calls
-`render` off its event loop and with a deadline.
+`render` off its event loop and with a deadline. Only the first try, while loading, has one here.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import jinja2
@@ -16,6 +19,8 @@ from tokenspeed.text.errors import ModelError
 from tokenspeed.text.messages import normalize_messages
 from tokenspeed.text.template_sandbox import Sandbox, render_capped, undeclared_names
 
+PROBE_S = 10.0
+"""A template that takes longer for one line will not serve anybody."""
 _OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 # Accepted for every template, since clients send them without knowing the model.
 _COMMON_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
@@ -50,11 +55,7 @@ class ChatTemplate:
         self._allowed = (names | _COMMON_KWARGS) - _OWN_NAMES - frozenset(self._special_tokens)
         self._knows_tools = "tools" in names
         self._knows_developer = "developer" in template
-        self._wants_parts = self._probe()
-
-    @property
-    def is_available(self) -> bool:
-        return self._template is not None
+        self._wants_parts = _within(PROBE_S, self._probe)
 
     def render(
         self,
@@ -136,6 +137,28 @@ class ChatTemplate:
             "--chat-template FILE gives another"
         )
         return False
+
+
+def _within(seconds: float, probe: Callable[[], bool]) -> bool:
+    """Its result; ModelError if it does not come in time. Python cannot stop the thread, which is a
+    daemon: it does not hold up the end of the process either.
+    """
+    future: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(probe())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="template-probe", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise ModelError(
+            f"the chat template does not render a one-line message within {seconds:g} s; give "
+            "another with --chat-template FILE"
+        ) from None
 
 
 def _as_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,40 +1,73 @@
 """The Jinja environment in which chat templates run: the one transformers offers them, sandboxed.
 
 A template comes with a model, so it is a stranger's program. The immutable sandbox keeps it from
-objects and from changing its input, `*` and `**` cannot make huge values, and the output is capped.
+objects and from changing its input, what could make huge values is checked (`template_limits`), and
+the output is capped.
 The sandbox is no limit on time: whoever renders does it off the event loop, with a deadline.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-MAX_OUTPUT_CHARS = 1 << 24
-_MAX_FACTOR = 1 << 32
+from tokenspeed.text.template_limits import (
+    FILTERS,
+    MAX_CHARS,
+    check_binop,
+    check_format,
+    check_method,
+    check_text,
+    join_filter,
+    join_texts,
+)
+
+MAX_OUTPUT_CHARS = MAX_CHARS
+_MAX_LAYOUT_CHARS = 256
+
+
+class _CodeGenerator(CodeGenerator):
+    """`a ~ b` goes through the environment, as the other operators can do by themselves."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat((")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
     """Names and filters that templates written for transformers rely on."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    code_generator_class = _CodeGenerator
+    concat = staticmethod(join_texts)  # of macros, block assignments and `~`
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=check_text,
             extensions=[_GenerationTag, jinja2.ext.loopcontrols],
         )
         self.filters["tojson"] = _to_json
+        for name, check in FILTERS.items():
+            self.filters[name] = _checked(self.filters[name], check)
+        self.filters["join"] = _checked_join(self.filters["join"])
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
@@ -46,13 +79,45 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        for value, times in ((left, right), (right, left)):
-            size = len(value) if isinstance(value, str | list | tuple) else None
-            if size is not None and isinstance(times, int) and size * times > MAX_OUTPUT_CHARS:
-                raise SecurityError("the template repeats a value too often")
-        if operator == "**" and not (abs(left) < _MAX_FACTOR and abs(right) <= 64):
-            raise SecurityError("the template computes too large a power")
+        check_binop(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str | bytes | int):
+            check_method(owner, __obj.__name__, args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            check_format(value.__self__, (args, kwargs))
+            return wrapped(*args, **kwargs)
+
+        return checked
+
+
+def _checked(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """A filter whose arguments are checked first; some filters get a context before them."""
+    skip = int(hasattr(function, "jinja_pass_arg"))
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args[skip:], **kwargs)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _checked_join(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(context, join_filter(value, *args, **kwargs), *args, **kwargs)
+
+    return checked
 
 
 def undeclared_names(template: str) -> frozenset[str]:
@@ -131,4 +196,6 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > _MAX_LAYOUT_CHARS or re.search(r"%[^a-zA-Z%]*\d", layout):
+        raise SecurityError("strftime_now takes a short layout without widths")
     return datetime.datetime.now().strftime(layout)

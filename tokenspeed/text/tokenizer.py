@@ -54,7 +54,6 @@ class Tokenizer:
         self.spelling: Spelling = self._vocabulary.spelling
         self.drops_leading_space = self._vocabulary.drops_leading_space
         self.chat_template = chat_template
-        self.bos_token_id = self._special_id("bos_token")
         own_eos = self._special_id("eos_token")
         self.eos_token_ids = eos_token_ids or frozenset(() if own_eos is None else {own_eos})
 
@@ -83,10 +82,6 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The token's true bytes: joined over all ids they are the text's UTF-8."""
         return self._vocabulary.token_bytes(id)
-
-    def token_text(self, id: int) -> str:
-        """The token's bytes as text for people; parts of a character show as U+FFFD."""
-        return self.token_bytes(id).decode("utf-8", errors="replace")
 
     def is_special(self, id: int) -> bool:
         return id in self._vocabulary.special_ids
