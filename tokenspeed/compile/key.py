@@ -211,7 +211,9 @@ def _modules_of(first: ModuleType) -> list[ModuleType]:
     found = {first.__name__: first}
     waiting = [first]
     while waiting:
-        for value in vars(waiting.pop()).values():
+        for alias, value in vars(waiting.pop()).items():
+            if alias.startswith("__"):  # Dynamo puts modules of what it traced there
+                continue
             name = value.__name__ if isinstance(value, ModuleType) else _module_name(value)
             if package and name.startswith(f"{package}.") and name not in found:
                 found[name] = sys.modules[name]
