@@ -14,7 +14,7 @@ from compile_entries import FACTS, PIECE, fill, found, missed
 
 from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile import entry as entry_module
-from tokenspeed.compile.cache import CompileCache, cache_root
+from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
 from tokenspeed.compile.key import digest_of
 from tokenspeed.compile.locks import locked, read_lock, release, try_lock
@@ -104,6 +104,22 @@ def test_a_damaged_entry_is_set_aside_and_made_again(
     assert stored.folder.name in aside.name
     assert cache.store(FACTS, "/home/a/My Model-1.5B.gguf", fill).files == stored.files
     found(cache)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), OSError(5, "Input/output error"), MemoryError()]
+)
+def test_an_entry_that_cannot_be_read_just_now_stays(
+    cache: CompileCache, stored: Entry, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_module, "read_own_file", fail)
+        miss = cache.find(FACTS)
+        assert isinstance(miss, Miss) and miss.is_barred
+    assert found(cache).files == stored.files
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, object]], object]) -> None:

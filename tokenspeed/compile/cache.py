@@ -32,7 +32,7 @@ from tokenspeed.compile.entry import (
 )
 from tokenspeed.compile.key import Change, Facts, differences, digest_of
 from tokenspeed.compile.locks import is_read, locked, release, try_lock
-from tokenspeed.compile.trust import Untrusted, check_folder
+from tokenspeed.compile.trust import check_folder
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
@@ -74,12 +74,14 @@ class CompileCache:
         self._folder = root / VERSION
 
     def find(self, facts: Facts) -> Entry | Miss:
-        """The entry for these facts, read and checked. One that is damaged is set aside."""
+        """The entry for these facts, read and checked. One that is damaged is set aside; one that
+        cannot be read just now stays as it is.
+        """
         found: Entry | Miss
         with span("compile.cache_load") as look_up:
             try:
                 found = self._find(facts)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 found = Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
             look_up.cache = "hit" if isinstance(found, Entry) else "miss"
         return found
@@ -179,9 +181,7 @@ class CompileCache:
         for folder in self._folders_of(facts):
             try:
                 return _read(folder, facts)
-            except Untrusted:
-                raise
-            except (Damaged, OSError) as error:
+            except Damaged as error:
                 self.set_aside(folder, _why(error))
         return Miss(self._nearest(facts))
 

@@ -20,6 +20,7 @@ from torch import fx
 from torch._inductor import async_compile, codecache, cpu_vec_isa
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
 from torch._inductor.utils import clear_caches
 
@@ -32,6 +33,9 @@ BASE_SETTINGS = {"cpp_cache_precompile_headers": False}
 """Where objects are compiled and where they are loaded, since it is part of their names. A compiled
 header (150 MB outside the cache) would be looked up, and preprocessed for it, at every load.
 """
+
+COMPILER_ERRORS = (CppCompileError, InvalidCxxCompiler)
+"""What `load` raises where an object is missing and this machine's compiler cannot make it."""
 
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
