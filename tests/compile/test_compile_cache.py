@@ -58,8 +58,13 @@ def test_what_is_stored_is_found(cache: CompileCache, stored: Entry) -> None:
     )
 
 
-def test_nobody_else_may_read_or_write(stored: Entry) -> None:
-    for path in (stored.folder, *stored.folder.rglob("*"), stored.folder.parent):
+def test_nobody_else_may_read_or_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        stored = CompileCache(tmp_path / "cache" / "root").store(FACTS, "m", fill)
+    finally:
+        os.umask(before)
+    for path in (root := stored.folder.parent.parent, *root.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
@@ -150,7 +155,10 @@ def test_a_manifest_that_lies_is_not_believed(cache: CompileCache, stored: Entry
     assert not stored.folder.exists()
 
 
-@pytest.mark.parametrize("place", ["", "READY", "manifest.json", PIECE, "inductor", ".."])
+PLACES = ["", "READY", "manifest.json", PIECE, "inductor", "..", "../.."]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_what_others_may_write_is_not_read(cache: CompileCache, stored: Entry, place: str) -> None:
     path = stored.folder / place
     path.chmod(path.stat().st_mode | stat.S_IWGRP)
@@ -291,6 +299,13 @@ def test_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENSPEED_CACHE_DIR", "~/c")
     assert cache_root(None) == Path("/h/c")
     assert cache_root("/given") == Path("/given")
+
+
+def test_a_link_to_a_root_is_followed_once(cache: CompileCache, stored: Entry) -> None:
+    link = cache.root.parent / "link"
+    link.symlink_to(cache.root)
+    assert cache_root(str(link)) == cache.root
+    assert "is not a folder" in missed(CompileCache(link))
 
 
 def test_an_entry_is_finished_by_READY(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,19 @@ def obtained(root: Path) -> Native:
     return found
 
 
+def test_its_root_is_made_for_this_user_alone(tmp_path: Path, builds: list[Path]) -> None:
+    before = os.umask(0)
+    try:
+        obtained(tmp_path / "root")
+        obtained(tmp_path / "root")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "root").stat().st_mode) == 0o700 and len(builds) == 1
+    (tmp_path / "root").chmod(0o777)
+    obtained(tmp_path / "root")
+    assert len(builds) == 2, "what others could have put there is not run"
+
+
 def test_it_is_built_once_and_kept(tmp_path: Path, builds: list[Path]) -> None:
     for _ in range(2):
         obtained(tmp_path / "new")

@@ -32,7 +32,7 @@ from tokenspeed.compile.entry import (
 )
 from tokenspeed.compile.key import Change, Facts, differences, digest_of
 from tokenspeed.compile.locks import is_read, locked, release, try_lock
-from tokenspeed.compile.trust import check_folder
+from tokenspeed.compile.trust import check_folder, own_folder
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
@@ -57,13 +57,15 @@ class Miss:
 
 
 def cache_root(setting: str | None) -> Path:
-    """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder."""
+    """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder. Links
+    are followed here, once: what is checked afterwards is what they lead to.
+    """
     if chosen := setting or os.environ.get("TOKENSPEED_CACHE_DIR"):
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        return Path(os.path.realpath(os.path.expanduser(chosen)))
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
-    return Path(os.path.abspath(base)) / "tokenspeed"
+    return Path(os.path.realpath(os.path.join(base, "tokenspeed")))
 
 
 class CompileCache:
@@ -95,9 +97,8 @@ class CompileCache:
 
     def entry_folders(self) -> list[Path]:
         """The folders that are called as entries are. Raises Untrusted if others may write here."""
-        if not self._folder.is_dir():
+        if not self._is_there():
             return []
-        check_folder(self._folder)
         named = (path for path in sorted(self._folder.iterdir()) if _ENTRY.fullmatch(path.name))
         return [path for path in named if path.is_dir() and not path.is_symlink()]
 
@@ -169,15 +170,20 @@ class CompileCache:
             os.rename(folder, aside)
 
     def _create(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
+        own_folder(self.root)
+        own_folder(self._folder)
+
+    def _is_there(self) -> bool:
+        """Is there a cache? Raises Untrusted if others may write it."""
+        if not self._folder.is_dir():
+            return False
+        check_folder(self.root)
         check_folder(self._folder)
+        return True
 
     def _find(self, facts: Facts) -> Entry | Miss:
-        if not self._folder.is_dir():
+        if not self._is_there():
             return Miss(f"no entry in {self.root} yet")
-        check_folder(self._folder)
         for folder in self._folders_of(facts):
             try:
                 return _read(folder, facts)

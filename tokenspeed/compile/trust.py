@@ -6,6 +6,7 @@ nobody else may write, and that are no links; and each file is checked in the mo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -29,6 +30,15 @@ def check_folder(folder: Path) -> None:
     if not stat.S_ISDIR(facts.st_mode):
         raise Untrusted(f"{folder} is not a folder")
     _check(folder, facts)
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder that only this user may use, where there is none. Raises Untrusted for one that
+    somebody else may write, and OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    check_folder(folder)
 
 
 def read_own_file(path: Path, limit: int = MAX_BYTES) -> bytes:

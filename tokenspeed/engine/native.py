@@ -22,7 +22,7 @@ import torch
 
 from tokenspeed import ledger
 from tokenspeed.compile.cache import cache_root
-from tokenspeed.compile.trust import check_folder, read_own_file, write_file
+from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.config import Config
 from tokenspeed.kernels import native
 from tokenspeed.kernels.native import BuildError, Native
@@ -53,6 +53,7 @@ def obtain_native(config: Config) -> Native | None:
 def _stored(path: Path) -> Native | None:
     """What lies there, if it is whole and only this user can have written it."""
     try:
+        check_folder(path.parent.parent)
         check_folder(path.parent)
         digest = read_own_file(_digest_path(path), 128).decode(errors="replace")
         data = read_own_file(path)
@@ -87,10 +88,8 @@ def _room(stack: contextlib.ExitStack, folder: Path) -> tuple[Path, OSError | No
     when it is gone, and nobody can change it any more: a mapped file must never be written.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        check_folder(folder)
+        own_folder(folder.parent)
+        own_folder(folder)
         return Path(stack.enter_context(_temporary(".load-", folder))), None
     except OSError as error:
         return Path(stack.enter_context(_temporary("tokenspeed-native-", None))), error
