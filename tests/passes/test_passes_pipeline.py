@@ -23,7 +23,7 @@ def names(stage: Stage) -> list[str]:
 
 def test_every_pass_file_has_its_row() -> None:
     files = Path(tokenspeed.passes.__file__).parent.glob("*.py")
-    made_of = {"__init__", "manager", "rewrite", "shapes"}
+    made_of = {"__init__", "manager", "rewrite", "shapes", "sources", "traffic"}
     assert {path.stem for path in files} - made_of == PASS_NAMES
     assert len(PIPELINE) == len(PASS_NAMES)
     assert all(row.reason for row in PIPELINE)

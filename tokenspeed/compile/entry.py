@@ -5,6 +5,7 @@
     pieces/HASH-RANGE.bin   an artifact for each distinct piece and token range
     inductor/, triton/      objects that the artifacts load
     receipts/counts.json    what each pass did to each piece, and seconds by phase
+    receipts/graphs.json    the pieces' graphs before and after, their kernels, near misses
     READY                   the manifest's SHA-256, written last
     tuning.json             measured later, by whoever needs it; data, and no part of the manifest
 
@@ -27,6 +28,7 @@ from tokenspeed.compile.ranges import TokenArgument
 from tokenspeed.compile.trust import NoFile, check_folder, read_own_file, sync_folder, write_file
 
 MANIFEST, READY, PLAN, RECEIPT = "manifest.json", "READY", "plan.json", "receipts/counts.json"
+GRAPHS = "receipts/graphs.json"
 TUNING = "tuning.json"
 OBJECTS = ("inductor", "triton")
 """Folders with what artifacts load: compiled C++ of Inductor, and of Triton's driver."""

@@ -13,14 +13,15 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import fx
-from torch._inductor import async_compile, codecache, cpu_vec_isa
+from torch._inductor import async_compile, codecache, cpu_vec_isa, debug
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._inductor.graph import GraphLowering
 from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
 from torch._inductor.utils import clear_caches
 
@@ -49,6 +50,16 @@ class VectorIsa(msgspec.Struct, frozen=True):
     bits: int
     macros: list[str]
     flags: str
+
+
+class Launch(NamedTuple):
+    """A kernel that a compiled graph launches, the graph nodes in it, and the stack traces of
+    those.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    traces: tuple[str, ...]
 
 
 class _RecordedIsa(cpu_vec_isa.VecISA):
@@ -92,6 +103,24 @@ def compile_graph(
     )
     data: bytes = artifact.serialize()  # type: ignore[attr-defined]
     return data
+
+
+@contextlib.contextmanager
+def recording_launches() -> Iterator[list[Launch]]:
+    """Graphs that are compiled meanwhile tell their launches, in order. (One that comes out of
+    Inductor's own cache tells none.)
+    """
+    launches: list[Launch] = []
+
+    def keep(source: str) -> None:
+        traces = debug._inductor_kernel_stack_trace
+        for name, nodes in debug._inductor_triton_kernel_to_post_grad_node_info.items():
+            launches.append(Launch(name, tuple(nodes), tuple(traces.get(name, ()))))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor_config.patch({"trace.provenance_tracking_level": 2}))
+        stack.enter_context(_swapped(GraphLowering, "save_output_code", keep))
+        yield launches
 
 
 def load(data: bytes) -> Callable[..., Sequence[Any]]:

@@ -1,0 +1,73 @@
+"""Bytes of memory that a graph reads and writes at one token, were every op a kernel of its own.
+
+Not what a compiled graph moves: the compiler fuses as well. But the difference that a pass makes is
+what it takes off the compiler's hands, whatever that would have made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_VIEWS = {operator.getitem, torch.ops.aten.reshape.default, torch.ops.aten.sym_size.int}
+"""These move nothing; of other operators the schema says so. (Reshapes are of what is dense.)"""
+
+
+def traffic(graph: fx.Graph) -> int:
+    """Of a graph whose nodes know their fake values: functional aten, or as Dynamo captured it."""
+    return sum(_moved(node) for node in graph.nodes if moves(node))
+
+
+def moves(node: fx.Node) -> bool:
+    """Does the call read and write memory, and is no view of what is there?"""
+    if not node.op.startswith("call_") or node.target in _VIEWS:
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        returns = node.target._schema.returns
+        return not (returns and all(each.alias_info is not None for each in returns))
+    return not _shares(node)
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value of a node, before or after it became aten."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _shares(node: fx.Node) -> bool:
+    """Is the result a part of an operand's memory?"""
+    operands = {_storage(x) for arg in node.all_input_nodes for x in _tensors(value_of(arg))}
+    return all(_storage(x) in operands for x in _tensors(value_of(node)))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _moved(node: fx.Node) -> int:
+    values = [*map(value_of, node.all_input_nodes), value_of(node)]
+    return sum(_bytes(tensor) for value in values for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _bytes(tensor: Tensor) -> int:
+    """A size that is a number, or one for each token."""
+    return tensor.element_size() * math.prod(map(_at_one_token, tensor.shape))
+
+
+def _at_one_token(size: int | torch.SymInt) -> int:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
