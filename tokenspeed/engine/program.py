@@ -76,7 +76,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         dtype=model.dtype,
         device=model.device,
         ranges=token_ranges(device),
-        fuses_prologue=attention_backend(config, model.device).fuses_prologue,
+        fuses_prologue=attention_backend(config, model).backend.fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
         layout=model.layout,
