@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tokenspeed.compile import entry as entry_module
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
 from tokenspeed.compile.key import digest_of
-from tokenspeed.compile.locks import locked, read_lock, release, try_lock
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -224,53 +222,6 @@ def test_an_entry_that_cannot_be_read_back_is_an_error(cache: CompileCache) -> N
 
     with pytest.raises(Damaged, match="the manifest lacks"):
         cache.store(FACTS, "m", fill_wrongly)
-
-
-def test_old_leftovers_are_swept(cache: CompileCache, stored: Entry) -> None:
-    old = time.time() - 2 * cache_module._STALE_S
-    for name in (".aside-x-1", ".load-abc", ".build-0123-x"):
-        (stored.folder.parent / name).mkdir()
-        os.utime(stored.folder.parent / name, (old, old))
-    (stored.folder.parent / ".aside-young").mkdir()
-    for name in (".0123.lock", ".4567.lock", ".89ab.lock"):
-        (stored.folder.parent / name).touch()
-    for name in (".0123.lock", ".4567.lock"):
-        os.utime(stored.folder.parent / name, (old, old))
-    with locked(stored.folder.parent / ".4567.lock", lambda: None):
-        cache.store(OTHER, "m", fill)
-        hidden = {path.name for path in stored.folder.parent.glob(".*")}
-        assert hidden == {".aside-young", ".4567.lock", ".89ab.lock"}
-
-
-def test_a_folder_that_is_read_is_not_swept(cache: CompileCache, stored: Entry) -> None:
-    old = time.time() - 2 * cache_module._STALE_S
-    folder = stored.folder.parent / ".load-abc"
-    folder.mkdir()
-    os.utime(folder, (old, old))
-    first, second = read_lock(folder), read_lock(folder)
-    assert first is not None and second is not None
-    os.close(first)
-    cache.sweep()
-    assert folder.exists()
-    os.close(second)
-    cache.sweep()
-    assert not folder.exists()
-
-
-def test_a_lock_whose_file_is_gone_is_none(tmp_path: Path) -> None:
-    """Who waits for a lock whose holder removes it does not get the removed one."""
-    path = tmp_path / ".x.lock"
-    waits: list[int] = []
-
-    def let_go() -> None:
-        waits.append(1)
-        release(path, held)
-
-    held = try_lock(path)
-    assert held is not None and try_lock(path) is None
-    with locked(path, let_go) as is_alone:
-        assert is_alone and waits == [1] and try_lock(path) is None
-    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ from tokenspeed.spans import span
 VERSION = "v1"
 _STALE_S = 86400.0
 _MAX_NEIGHBOURS = 64
+MAX_ENTRIES = 16
+"""How many entries of one slug are kept: those used last. Each edit of a source makes a new one."""
+
 _MAX_DIFFERENCES = 4
 _ENTRY = re.compile(r"[a-z0-9][a-z0-9._-]*-([0-9a-f]{16})")
 
@@ -105,7 +108,7 @@ class CompileCache:
     def nearest(self, facts: Facts) -> tuple[str, list[Change]] | None:
         """The entry that is most alike, and the facts in which it differs."""
         best: tuple[int, str, list[Change]] | None = None
-        for folder in self.entry_folders()[:_MAX_NEIGHBOURS]:
+        for folder in sorted(self.entry_folders(), key=_last_used)[-_MAX_NEIGHBOURS:]:
             with contextlib.suppress(OSError, Damaged):
                 found = differences(facts, read_manifest(folder).facts)
                 best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
@@ -160,7 +163,19 @@ class CompileCache:
                     self._publish(build, place)
             finally:
                 shutil.rmtree(build, ignore_errors=True)
+            self._thin(_slug(name), place)
         return read_entry(place)
+
+    def _thin(self, slug: str, new: Path) -> None:
+        """Of the entries with this slug keep the new one and those used last; what somebody makes
+        just now stays as well.
+        """
+        named = [at for at in self.entry_folders() if at.name.rpartition("-")[0] == slug]
+        others = sorted((at for at in named if at != new), key=_last_used)
+        for folder in others[: max(0, len(named) - MAX_ENTRIES)]:
+            with contextlib.suppress(OSError):
+                if self.remove(folder):
+                    logger.info("compile cache: %s was not used for long: removed", folder.name)
 
     def set_aside(self, folder: Path, reason: str) -> None:
         """Move a bad entry out of the way; it is kept for a day, for whoever wants to know."""
@@ -186,7 +201,10 @@ class CompileCache:
             return Miss(f"no entry in {self.root} yet")
         for folder in self._folders_of(facts):
             try:
-                return _read(folder, facts)
+                entry = _read(folder, facts)
+                with contextlib.suppress(OSError):
+                    os.utime(folder)  # it is used; when it was made says READY
+                return entry
             except Damaged as error:
                 self.set_aside(folder, _why(error))
         return Miss(self._nearest(facts))
@@ -237,6 +255,13 @@ def _read(folder: Path, facts: Facts) -> Entry:
     if entry.manifest.facts != facts:
         raise Damaged("its facts are not those of its name")
     return entry
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _remove_leftover(path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +31,10 @@ from tokenspeed.log import logger
 from tokenspeed.spans import span
 
 FOLDER = "native"
+_MAX_KEPT = 4
+"""Objects that stay, of several CPUs and versions: those used last."""
+
+_STALE_S = 86400.0
 
 
 def obtain_native(config: Config) -> Native | None:
@@ -62,7 +67,10 @@ def _stored(path: Path) -> Native | None:
         with contextlib.ExitStack() as stack:
             place, _ = _room(stack, path.parent)
             write_file(place / path.name, data)
-            return native.load(place / path.name)
+            kernels = native.load(place / path.name)
+        with contextlib.suppress(OSError):
+            os.utime(_digest_path(path))  # it is used
+        return kernels
     except (BuildError, OSError):
         return None
 
@@ -104,6 +112,20 @@ def _keep(data: bytes, place: Path, path: Path) -> None:
         for target, each in contents.items():
             write_file(place / f"kept-{target.name}", each)
             os.replace(place / f"kept-{target.name}", target)
+        _thin(path.parent)
+
+
+def _thin(folder: Path) -> None:
+    """Remove objects that were not used for long, and what processes that were killed have left.
+    Raises OSError.
+    """
+    digests = sorted(folder.glob("*.sha256"), key=lambda path: path.lstat().st_mtime)
+    for path in digests[:-_MAX_KEPT]:
+        path.unlink()  # without it the object is none
+        path.with_suffix("").unlink(missing_ok=True)
+    for path in folder.glob(".*"):
+        if time.time() - path.lstat().st_mtime > _STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _digest_path(path: Path) -> Path:
