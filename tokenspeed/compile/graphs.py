@@ -94,11 +94,16 @@ def kernels_of(
     later than the passes.
     """
     known = {node.name: node for node in after.nodes}
+    launches = list(launches)
+    # A fused loop also names the calls whose results it reads: those are launches of their own.
+    alone = {nodes[0] for _, nodes, _ in launches if len(nodes) == 1}
     kernels = []
     for name, nodes, traces in launches:
-        ops = [known[each] for each in nodes if each in known]
+        own = nodes if len(nodes) == 1 else [each for each in nodes if each not in alone]
+        ops = [known[each] for each in own if each in known]
         places = [place for node in ops for place in sources_of(node)]
-        places += filter(None, map(place_of, traces))
+        if any(each not in known for each in own):
+            places += filter(None, map(place_of, traces))
         names = tuple(node.name for node in after.nodes if node in ops)
         kernels.append(Kernel(name.rpartition(":")[0] or name, names, tuple(sorted(set(places)))))
     return tuple(kernels)

@@ -21,8 +21,6 @@ _ORIGINS = "origins"
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _PACKAGE = Path(__file__).parent.parent
-_FRAMES = 2
-"""A layer's line says what is computed, its caller's line which of the calls it is."""
 
 
 def mark(graph: fx.Graph) -> None:
@@ -45,11 +43,17 @@ def origins_of(node: fx.Node) -> tuple[str, ...]:
 
 
 def place_of(trace: str) -> str:
-    """The last frames of a stack trace that are not torch's; nothing of where the package lies."""
+    """The last frame of a stack trace that is not torch's, after the last one before it that is in
+    another file: a layer's line says what is computed, its model's line which of the calls it is.
+    """
     frames = [frame for frame in _FRAME.findall(trace) if not _is_torch(frame[0])]
     # A comprehension is a frame of its own, on the line that it stands on.
-    places = list(dict.fromkeys(f"{_short(path)}:{line}" for path, line in frames))
-    return " > ".join(places[-_FRAMES:])
+    frames = list(dict.fromkeys(frames))
+    if not frames:
+        return ""
+    *callers, last = frames
+    others = [frame for frame in callers if frame[0] != last[0]] or callers
+    return " > ".join(f"{_short(path)}:{line}" for path, line in (*others[-1:], last))
 
 
 def inherit(new: Iterable[fx.Node], replaced: Iterable[fx.Node]) -> None:
