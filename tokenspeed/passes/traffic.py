@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tokenspeed.passes.torch_api import at_one, returns_views, storage_of
+
 _VIEWS = {operator.getitem, torch.ops.aten.reshape.default, torch.ops.aten.sym_size.int}
 """These move nothing; of other operators the schema says so. (Reshapes are of what is dense.)"""
 
@@ -27,10 +29,8 @@ def moves(node: fx.Node) -> bool:
     """Does the call read and write memory, and is no view of what is there?"""
     if not node.op.startswith("call_") or node.target in _VIEWS:
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        returns = node.target._schema.returns
-        return not (returns and all(each.alias_info is not None for each in returns))
-    return not _shares(node)
+    is_view = returns_views(node.target)
+    return not (_shares(node) if is_view is None else is_view)
 
 
 def value_of(node: fx.Node) -> Any:
@@ -40,12 +40,8 @@ def value_of(node: fx.Node) -> Any:
 
 def _shares(node: fx.Node) -> bool:
     """Is the result a part of an operand's memory?"""
-    operands = {_storage(x) for arg in node.all_input_nodes for x in _tensors(value_of(arg))}
-    return all(_storage(x) in operands for x in _tensors(value_of(node)))
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    operands = {storage_of(x) for arg in node.all_input_nodes for x in _tensors(value_of(arg))}
+    return all(storage_of(x) in operands for x in _tensors(value_of(node)))
 
 
 def _moved(node: fx.Node) -> int:
@@ -63,11 +59,4 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """A size that is a number, or one for each token."""
-    return tensor.element_size() * math.prod(map(_at_one_token, tensor.shape))
-
-
-def _at_one_token(size: int | torch.SymInt) -> int:
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+    return tensor.element_size() * math.prod(map(at_one, tensor.shape))
