@@ -42,8 +42,9 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/cli/cache.py": {"engine.cache_commands"},
     "tokenspeed/cli/main.py": {
         *("cli.serve", "cli.batch", "cli.warmup", "cli.cache", "cli.bench", "cli.env"),
-        "cli.version",
+        *("cli.explain", "cli.version"),
     },
+    "tokenspeed/cli/explain.py": {"engine.explain", "engine.verify"},
     "tokenspeed/cli/serve.py": {"server.serve"},
     "tokenspeed/cli/warmup.py": {"engine.warmup"},
     "tokenspeed/engine/attention.py": {"kernels.flashinfer_prefill"},
