@@ -105,6 +105,38 @@ def compile_graph(
     return data
 
 
+class _Visited(Exception):
+    """The slot was reached: nothing is to come after it."""
+
+
+class _Visit(CustomGraphPass):
+    """Runs another pass, and ends the compile there."""
+
+    def __init__(self, inner: CustomGraphPass) -> None:
+        self._inner = inner
+        self.is_done = False
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self._inner(graph)
+        self.is_done = True
+        raise _Visited
+
+    def uuid(self) -> None:
+        return None  # keeps Inductor from looking into its caches
+
+
+def visit_slot(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], passes: CustomGraphPass
+) -> None:
+    """Take a graph to the slot for passes as `compile_graph` does, run them, and go no further."""
+    visit = _Visit(passes)
+    try:
+        compile_graph(graph_module, inputs, passes=visit, settings={})
+    except Exception:
+        if not visit.is_done:
+            raise
+
+
 @contextlib.contextmanager
 def recording_launches() -> Iterator[list[Launch]]:
     """Graphs that are compiled meanwhile tell their launches, in order. (One that comes out of

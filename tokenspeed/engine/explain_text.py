@@ -65,8 +65,8 @@ def _passes(explained: Explanation) -> Iterator[list[str]]:
         yield [f"Passes over pieces, {_tokens(token_range)}: matched/expected", *table(head, rows)]
     yield _function_passes(explained.functions)
     yield [
-        "SAVED is memory traffic that a pass takes off a step of 1 token, counted as if every op were",
-        "a kernel of its own. ! marks fewer matches than expected, ERROR a pass that was undone.",
+        "SAVED is memory traffic that a pass takes off a step of 1 token, counted as if every op",
+        "were a kernel of its own. ! marks fewer matches than expected, ERROR a pass undone.",
     ]
 
 
