@@ -166,4 +166,4 @@ def test_phases_are_timed(
     real = pipeline.span
     monkeypatch.setattr(pipeline, "span", lambda phase: (phases.append(phase), real(phase))[1])
     plan_tiny("a")
-    assert phases == ["compile.capture", "compile.split"] * 3
+    assert phases == ["compile.skeleton"] + ["compile.capture", "compile.split"] * 3
