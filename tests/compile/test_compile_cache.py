@@ -17,6 +17,7 @@ from tokenspeed.compile import entry as entry_module
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
 from tokenspeed.compile.key import digest_of
+from tokenspeed.compile.locks import locked, read_lock, release, try_lock
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -65,9 +66,7 @@ def test_nobody_else_may_read_or_write(stored: Entry) -> None:
 def test_nothing_half_made_is_left(cache: CompileCache, stored: Entry) -> None:
     with pytest.raises(ZeroDivisionError):
         cache.store(OTHER, "x", lambda folder: fill(folder) and 1 // 0)
-    names = {path.name for path in stored.folder.parent.iterdir()}
-    locks = {f".{digest_of(facts)}.lock" for facts in (FACTS, OTHER)}
-    assert names == {stored.folder.name, *locks}
+    assert [path.name for path in stored.folder.parent.iterdir()] == [stored.folder.name]
 
 
 def test_a_miss_names_what_differs(cache: CompileCache, stored: Entry) -> None:
@@ -209,9 +208,45 @@ def test_old_leftovers_are_swept(cache: CompileCache, stored: Entry) -> None:
         (stored.folder.parent / name).mkdir()
         os.utime(stored.folder.parent / name, (old, old))
     (stored.folder.parent / ".aside-young").mkdir()
-    cache.store(OTHER, "m", fill)
-    hidden = {path.name for path in stored.folder.parent.glob(".*") if path.is_dir()}
-    assert hidden == {".aside-young"}
+    for name in (".0123.lock", ".4567.lock", ".89ab.lock"):
+        (stored.folder.parent / name).touch()
+    for name in (".0123.lock", ".4567.lock"):
+        os.utime(stored.folder.parent / name, (old, old))
+    with locked(stored.folder.parent / ".4567.lock", lambda: None):
+        cache.store(OTHER, "m", fill)
+        hidden = {path.name for path in stored.folder.parent.glob(".*")}
+        assert hidden == {".aside-young", ".4567.lock", ".89ab.lock"}
+
+
+def test_a_folder_that_is_read_is_not_swept(cache: CompileCache, stored: Entry) -> None:
+    old = time.time() - 2 * cache_module._STALE_S
+    folder = stored.folder.parent / ".load-abc"
+    folder.mkdir()
+    os.utime(folder, (old, old))
+    first, second = read_lock(folder), read_lock(folder)
+    assert first is not None and second is not None
+    os.close(first)
+    cache.sweep()
+    assert folder.exists()
+    os.close(second)
+    cache.sweep()
+    assert not folder.exists()
+
+
+def test_a_lock_whose_file_is_gone_is_none(tmp_path: Path) -> None:
+    """Who waits for a lock whose holder removes it does not get the removed one."""
+    path = tmp_path / ".x.lock"
+    waits: list[int] = []
+
+    def let_go() -> None:
+        waits.append(1)
+        release(path, held)
+
+    held = try_lock(path)
+    assert held is not None and try_lock(path) is None
+    with locked(path, let_go) as is_alone:
+        assert is_alone and waits == [1] and try_lock(path) is None
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

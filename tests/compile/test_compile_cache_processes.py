@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from compile_entries import FACTS, fill, found
 
-from tokenspeed.compile import cache as cache_module
+from tokenspeed.compile import locks
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import Contents
 
@@ -81,7 +81,7 @@ def test_without_locks_the_first_that_is_done_wins(
     def no_locks(*args: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(cache_module.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
 
     def fill_late(folder: Path) -> Contents:
         inner.append(cache.store(FACTS, "m", fill))
@@ -94,8 +94,8 @@ def test_without_locks_the_first_that_is_done_wins(
 def test_one_who_holds_the_lock_for_ever_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_MAX_WAIT_S", 0.3)
-    monkeypatch.setattr(cache_module, "_POLL_S", 0.05)
+    monkeypatch.setattr(locks, "_MAX_WAIT_S", 0.3)
+    monkeypatch.setattr(locks, "_POLL_S", 0.05)
     cache, waits = CompileCache(tmp_path), []
 
     def fill_meanwhile(folder: Path) -> Contents:

@@ -18,7 +18,8 @@ from tokenspeed.compile.plan import Constant, Number, Plan, Program, SequenceRow
 from tokenspeed.compile.runner import Executable
 from tokenspeed.compile.split import _arguments
 from tokenspeed.kernels.attend import Prologue
-from tokenspeed.kernels.attention_torch import AttentionStep, TorchAttention
+from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import cache_groups
 from tokenspeed.models.family import DecoderConfig, Family

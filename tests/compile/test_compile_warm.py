@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from compile_tiny import one_sequence, random_model
 from torch import Tensor, nn
 
 from tokenspeed.compile import receipt, warm
+from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import Damaged, Entry, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
@@ -145,6 +147,23 @@ def test_an_entry_beside_which_nothing_can_be_written_loads(
 
     monkeypatch.setattr(warm.tempfile, "mkdtemp", refuse)
     assert warm.load_program(entry).pieces
+
+
+def test_what_kernels_are_read_from_later_stays(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA that is their first launch; another process may sweep before."""
+    shutil.copytree(entry.folder, tmp_path / "v1" / entry.folder.name)
+    copy = entry_in(tmp_path)
+    copy.manifest.facts["compile"]["device"] = "cuda"
+    at_exit: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(warm.atexit, "register", lambda *args, **kwargs: at_exit.append(args))
+    warm.load_program(copy)
+    (folder,) = (tmp_path / "v1").glob(".load-*")
+    assert at_exit == [(shutil.rmtree, folder)]
+    os.utime(folder, (0, 0))
+    CompileCache(tmp_path).sweep()
+    assert list(folder.rglob("*.so"))
 
 
 def broken(entry: Entry, **changes: object) -> Entry:

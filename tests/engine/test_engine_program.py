@@ -248,9 +248,10 @@ def test_the_child_ends_with_a_start_that_fails(
     assert fake.num_closed == 1
 
 
-def test_an_unknown_pass_is_refused(tiny_model: str) -> None:
+@pytest.mark.parametrize("level", [None, 0, 1])
+def test_an_unknown_pass_is_refused(tiny_model: str, level: int | None) -> None:
     with pytest.raises(ConfigError, match=r"no such pass \(known: .*silu_mul"):
-        tiny_engine(tiny_model, disable_pass=("no_such_thing",))
+        tiny_engine(tiny_model, level=level, disable_pass=("no_such_thing",))
 
 
 def job(config: Config, root: Path, digest: str = "0" * 16) -> CompileJob:
@@ -298,16 +299,43 @@ def test_a_compiler_ends_with_its_parent_and_tidies(tiny_model: str, tmp_path: P
     assert CompileCache(tmp_path).why_unwritable() is None
 
 
-def test_messages_that_are_none_are_skipped(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = 'print("hello"); print(\'{"type":"compiling","detail":"x"}\'); raise SystemExit(7)'
+def run_as_compiler(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this program stand for the compiler's process."""
     popen = subprocess.Popen
     monkeypatch.setattr(
         compile_job.subprocess,
         "Popen",
         lambda words, **kwargs: popen([sys.executable, "-c", code], **kwargs),
     )
+
+
+BROKEN_PASS = """
+import contextlib, runpy
+from tokenspeed.compile import inductor_api
+from tokenspeed.passes import rms_norm
+inductor_api._best_isa_only = contextlib.nullcontext  # it does not get as far as to need one
+object.__setattr__(rms_norm.PASS, "expected", lambda graph: 1 // 0)
+runpy.run_module("tokenspeed.engine.compile_process", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_pass_that_fails_stops_a_strict_start(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_as_compiler(BROKEN_PASS, monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        tiny_engine(tiny_model, level=1, strict_passes=True, cache_dir=str(tmp_path / "new"))
+    assert str(caught.value) == (
+        "--strict-passes: the pass rms_norm failed: integer division or modulo by zero; "
+        "--disable-pass leaves a pass out"
+    )
+
+
+def test_messages_that_are_none_are_skipped(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = 'print("hello"); print(\'{"type":"compiling","detail":"x"}\'); raise SystemExit(7)'
+    run_as_compiler(code, monkeypatch)
     details: list[str] = []
     child = CompileChild(job(tiny_config(tiny_model), tmp_path))
     assert child.wait(details.append) == CompileFailed("the compiler ended with exit code 7")

@@ -11,7 +11,7 @@ from torch import Tensor
 from tokenspeed.batch import Batch, Row, SlotStart, StepResult
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
-from tokenspeed.kernels.attention_torch import AttentionStep
+from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.request import SamplingParams
 
 VOCAB, BLOCK = 64, 4

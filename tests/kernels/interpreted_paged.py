@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
 from tokenspeed.kernels.attend import reference
-from tokenspeed.kernels.attention_torch import AttentionStep, TorchAttention
+from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tokenspeed.kernels import attention_torch
 from tokenspeed.kernels.attend import reference
-from tokenspeed.kernels.attention_torch import AttentionStep, TorchAttention
+from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
 

@@ -3,6 +3,7 @@
     ROOT/v1/SLUG-DIGEST/        an entry (`entry.py`); the slug is for people only
     ROOT/v1/.DIGEST.lock        held by the process that makes this entry; others wait
     ROOT/v1/.build-DIGEST-*/    an entry in the making; it appears under its name when it is whole
+    ROOT/v1/.load-*/            what a process has loaded, and on CUDA reads until it ends; locked
     ROOT/v1/.aside-*/           an entry that was found damaged
 
 Whatever is wrong with a cache, the answer is a miss with a reason, or another folder; never an
@@ -12,13 +13,12 @@ exception, and never a file that somebody else may have written.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +31,12 @@ from tokenspeed.compile.entry import (
     read_manifest,
 )
 from tokenspeed.compile.key import Change, Facts, differences, digest_of
+from tokenspeed.compile.locks import is_read, locked, release, try_lock
 from tokenspeed.compile.trust import Untrusted, check_folder
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
 VERSION = "v1"
-_POLL_S = 0.2
-_MAX_WAIT_S = 1800.0
 _STALE_S = 86400.0
 _MAX_NEIGHBOURS = 64
 _MAX_DIFFERENCES = 4
@@ -114,17 +113,17 @@ class CompileCache:
         matched = _ENTRY.fullmatch(folder.name)
         if matched is None or folder.parent != self._folder:
             raise ValueError(f"{folder} is no entry of this cache")
-        descriptor = self._open_lock(matched[1])
+        lock = self._lock_of(matched[1])
+        descriptor = try_lock(lock)
+        if descriptor is None:
+            return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             doomed = self._folder / f".aside-{folder.name}-{time.time_ns():x}"
             os.rename(folder, doomed)  # whoever looks for it finds it whole or not at all
             shutil.rmtree(doomed)
             return True
-        except BlockingIOError:
-            return False
         finally:
-            os.close(descriptor)
+            release(lock, descriptor)
 
     def why_unwritable(self) -> str | None:
         """Why nothing can be stored here, or None."""
@@ -144,7 +143,7 @@ class CompileCache:
         """
         digest = digest_of(facts)
         self._create()
-        with self._lock(digest, waiting) as is_alone:
+        with locked(self._lock_of(digest), waiting) as is_alone:
             found = self._find(facts)
             if isinstance(found, Entry):
                 return found
@@ -200,20 +199,8 @@ class CompileCache:
         more = f"; and {count} more" if count > 0 else ""
         return f"the nearest entry, {name}, differs: {few}{more}"
 
-    def _open_lock(self, digest: str) -> int:
-        path = self._folder / f".{digest}.lock"
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-
-    @contextlib.contextmanager
-    def _lock(self, digest: str, waiting: Callable[[], None]) -> Iterator[bool]:
-        """Hold the digest's lock. Where locks do not work, or one is held for too long, go on
-        without (False): what appears under the entry's name is whole all the same.
-        """
-        descriptor = self._open_lock(digest)
-        try:
-            yield _wait_for(descriptor, waiting)
-        finally:
-            os.close(descriptor)
+    def _lock_of(self, digest: str) -> Path:
+        return self._folder / f".{digest}.lock"
 
     def _publish(self, build: Path, place: Path) -> None:
         """Give a whole entry its name. One that is there by now is as good: it stays."""
@@ -228,13 +215,15 @@ class CompileCache:
             os.close(descriptor)
 
     def sweep(self, digest: str | None = None) -> None:
-        """Remove what processes that were killed have left, and entries set aside long ago."""
+        """Remove what processes that were killed have left, and entries set aside long ago. With
+        the `digest` whose lock is held also what is left of that entry's making, however young.
+        """
         for path in self._folder.glob(".*"):
             with contextlib.suppress(OSError):
                 is_ours = digest is not None and path.name.startswith(f".build-{digest}-")
                 is_old = time.time() - path.lstat().st_mtime > _STALE_S
-                if path.is_dir() and not path.is_symlink() and (is_ours or is_old):
-                    shutil.rmtree(path, ignore_errors=True)
+                if is_ours or is_old:
+                    _remove_leftover(path)
 
 
 def _read(folder: Path, facts: Facts) -> Entry:
@@ -244,18 +233,14 @@ def _read(folder: Path, facts: Facts) -> Entry:
     return entry
 
 
-def _wait_for(descriptor: int, waiting: Callable[[], None]) -> bool:
-    end = time.monotonic() + _MAX_WAIT_S
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            waiting()
-            time.sleep(_POLL_S)
-        except OSError:
-            break
-    return False
+def _remove_leftover(path: Path) -> None:
+    """Remove a folder that nobody reads, or a lock file that nobody holds."""
+    if path.is_symlink():
+        return
+    if path.is_dir() and not is_read(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.suffix == ".lock" and (descriptor := try_lock(path)) is not None:
+        release(path, descriptor)
 
 
 def _slug(name: str) -> str:

@@ -24,7 +24,7 @@ _MANY_TOKENS = 8192
 def lower(
     piece: fx.GraphModule, device: str, token_range: TokenRange, manager: PassManager | None
 ) -> bytes:
-    """Compile a piece with Inductor, after the manager's passes."""
+    """Compile a piece with Inductor, after the manager's passes. Raises PassFailed as they do."""
     inputs = [torch_api.example_value(node) for node in piece.graph.find_nodes(op="placeholder")]
     settings: dict[str, Any] = {
         # What is asked of every call: an operator that returns other strides than it promised would
@@ -43,7 +43,12 @@ def lower(
     # The piece's passes run inside Inductor: their seconds are in the receipt, not in a span.
     with span("compile.piece"), ledger.compiling("inductor", name, cause):
         passes = None if manager is None else InductorPass(manager)
-        return inductor_api.compile_graph(piece, inputs, passes=passes, settings=settings)
+        try:
+            return inductor_api.compile_graph(piece, inputs, passes=passes, settings=settings)
+        except Exception:
+            if manager is not None and manager.failure is not None:
+                raise manager.failure from None  # Inductor has put it into an error of its own
+            raise
 
 
 def token_argument(piece: fx.GraphModule) -> TokenArgument | None:

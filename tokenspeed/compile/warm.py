@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ import msgspec
 from tokenspeed.compile import inductor_api, plan
 from tokenspeed.compile.entry import OBJECTS, PLAN, Damaged, Entry, StoredPiece
 from tokenspeed.compile.inductor_api import VectorIsa
+from tokenspeed.compile.locks import read_lock
 from tokenspeed.compile.plan import Piece, Program
 from tokenspeed.compile.ranges import by_tokens
 from tokenspeed.log import logger
@@ -42,6 +44,7 @@ def _load(entry: Entry) -> Program:
     isa = None if contents.isa is None else msgspec.convert(contents.isa, VectorIsa)
     program_plan = plan.decode(entry.files[PLAN].decode())
     folder = _private_folder(entry.folder.parent, entry)
+    lock = read_lock(folder)
     try:
         before = _num_objects(folder)
         with inductor_api.loading_from(folder, isa):
@@ -52,9 +55,12 @@ def _load(entry: Entry) -> Program:
                 *(made, time.monotonic() - began),
             )
     finally:
-        # What was mapped stays; on CUDA kernels are read when they are first launched.
+        # What was mapped stays; on CUDA kernels are read when they are first launched, so that the
+        # lock ends with the process.
         if entry.manifest.facts["compile"]["device"] == "cpu":
             shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
         else:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if missing := program_plan.piece_hashes() - pieces.keys():

@@ -55,9 +55,10 @@ class Compiled(msgspec.Struct, tag="compiled", frozen=True):
 
 
 class CompileFailed(msgspec.Struct, tag="failed", frozen=True):
-    """One line: what, why."""
+    """One line: what, why. `is_strict`: a pass did less than `--strict-passes` asks for."""
 
     message: str
+    is_strict: bool = False
 
 
 FromCompiler = Compiling | Compiled | CompileFailed

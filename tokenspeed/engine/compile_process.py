@@ -34,6 +34,7 @@ from tokenspeed.engine.compile_job import (
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.log import logger, setup_logging
+from tokenspeed.passes.manager import PassFailed
 from tokenspeed.spans import process_import
 
 _TRIES = 5
@@ -72,8 +73,10 @@ class _Compiler:
             if self._build is not None and self._build.exists():
                 shutil.rmtree(self._build, ignore_errors=True)
 
-    def fail(self, message: str) -> None:
-        self._send(CompileFailed(message))
+    def fail(self, error: Exception) -> None:
+        is_strict = isinstance(error, PassFailed)
+        message = str(error) if is_strict else f"{type(error).__name__}: {error}"
+        self._send(CompileFailed(message.splitlines()[0][:500], is_strict))
 
     def _fill(self, model: ServedModel, folder: Path) -> Contents:
         self._build = folder
@@ -100,7 +103,7 @@ def main() -> int:
         compiler.run()
     except Exception as error:
         logger.debug("compiling failed", exc_info=True)
-        compiler.fail(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+        compiler.fail(error)
         return 1
     finally:
         compiler.tidy()

@@ -19,6 +19,7 @@ from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.decode_graphs import Executable
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.slots import QueryTokens, Slots
+from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 
 ROWS = 8
@@ -91,9 +92,16 @@ class PrefillGraphs:
 
 
 def device_step(
-    query: QueryTokens, num_rows: int, num_tokens: int, max_context_len: int, num_decodes: int = 0
+    query: QueryTokens,
+    num_rows: int,
+    num_tokens: int,
+    max_context_len: int,
+    num_decodes: int = 0,
+    host: AttentionStep | None = None,
 ) -> DeviceStep:
-    """Query tokens as attention backends on a device see them: any of the rows may be a chunk."""
+    """Query tokens as attention backends on a device see them: all rows behind `num_decodes` may be
+    chunks, of which `host` is what the host knows.
+    """
     return DeviceStep(
         num_rows=num_rows,
         num_tokens=num_tokens,
@@ -105,4 +113,5 @@ def device_step(
         positions=query.positions,
         token_rows=query.owners.int(),
         num_decodes=num_decodes,
+        host=host,
     )

@@ -7,7 +7,8 @@
     no level                level 2; on a CPU level 1, but a miss runs eagerly and the log says so
 
 Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start, unless
-`--require-cache` says that a start without a hit is none.
+`--require-cache` says that a start without a hit is none, or `--strict-passes` that one is none in
+which a pass fails.
 """
 
 from __future__ import annotations
@@ -66,11 +67,7 @@ class Obtained:
 def target_of(model: ServedModel, config: Config) -> Target:
     """What the compiler has to know. Raises ConfigError for an unknown pass."""
     settings, device = config.compile, model.device.type
-    for name in settings.disable_pass:
-        if name not in PASS_NAMES:
-            known = ", ".join(sorted(PASS_NAMES))
-            raise ConfigError(f"--disable-pass {name}: there is no such pass (known: {known})")
-    disabled = set(settings.disable_pass)
+    disabled = disabled_passes(config)
     if settings.weight_layout == "plain":
         disabled.add(weight_layout.PASS.name)
     return Target(
@@ -87,10 +84,20 @@ def target_of(model: ServedModel, config: Config) -> Target:
     )
 
 
+def disabled_passes(config: Config) -> set[str]:
+    """The passes that the settings turn off. Raises ConfigError for one that there is not."""
+    for name in config.compile.disable_pass:
+        if name not in PASS_NAMES:
+            known = ", ".join(sorted(PASS_NAMES))
+            raise ConfigError(f"--disable-pass {name}: there is no such pass (known: {known})")
+    return set(config.compile.disable_pass)
+
+
 def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
     """Begin with what can be done beside loading weights; `result` ends it. Raises ConfigError for
     settings that cannot be taken, and for a miss where `--require-cache` allows none.
     """
+    disabled_passes(config)  # a typing error is one at every level
     if config.compile.level == 0:
         if config.compile.require_cache:
             raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
@@ -210,6 +217,10 @@ class _Compiled:
         assert self._child is not None
         done = self._child.wait(lambda detail: progress("compile", detail))
         if isinstance(done, CompileFailed):
+            if done.is_strict:
+                raise ConfigError(
+                    f"--strict-passes: {done.message}; --disable-pass leaves a pass out"
+                )
             _give_up(done.message)
             return None
         found = self._cache.find(self._facts)

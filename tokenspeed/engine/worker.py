@@ -44,7 +44,7 @@ from tokenspeed.engine.sampler import (
     sample,
 )
 from tokenspeed.engine.slots import QueryTokens, Slots
-from tokenspeed.kernels.attention_torch import AttentionStep
+from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention
 from tokenspeed.request import TokenLogprob
 
@@ -163,7 +163,18 @@ class Worker:
             self._attention.plan(AttentionStep([0, *ends], contexts, tables))
             return
         decodes = sum(1 for _ in itertools.takewhile(lambda row: row.num_tokens == 1, rows))
-        self._attention.plan_device(device_step(query, len(rows), ends[-1], max(contexts), decodes))
+        host = self._host_step(rows[decodes:])
+        step = device_step(query, len(rows), ends[-1], max(contexts), decodes, host)
+        self._attention.plan_device(step)
+
+    def _host_step(self, chunks: list[Row]) -> AttentionStep | None:
+        """What the host knows of the rows behind the decodes: nothing, if one of them stands where
+        only the device can tell.
+        """
+        if not chunks or any(row.decode for row in chunks):
+            return None
+        contexts = [row.start + row.num_tokens for row in chunks]
+        return AttentionStep([0, *_ends(chunks)], contexts, self.slots.page_tables(chunks))
 
     def check_device(self) -> None:
         """Raise if the device does not even add: after a CUDA error that stays, nothing works until

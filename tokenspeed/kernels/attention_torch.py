@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.kernels.attend import Prologue, prologue_reference
+from tokenspeed.kernels.attention_step import AttentionStep
 
 _TILE = 256
 """Queries of a chunk with a past that are attended at once: bounds the mask to [256, S]."""
@@ -51,18 +52,6 @@ class Pages(Protocol):
     keys: list[Tensor]
     values: list[Tensor]
     block_size: int
-
-
-@dataclass(frozen=True)
-class AttentionStep:
-    """One step as attention sees it. Row i has the query tokens `query_starts[i]` up to
-    `query_starts[i + 1]`, the last of its `context_lens[i]` tokens; `page_tables[group][i]` names
-    its pages (int64, on the host), at least as many as the context needs.
-    """
-
-    query_starts: list[int]
-    context_lens: list[int]
-    page_tables: Sequence[Sequence[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)

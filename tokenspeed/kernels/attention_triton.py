@@ -116,7 +116,15 @@ class TritonAttention:
             paged_decode.launch(q, k, v, paged, self._decodes, room, sinks, prologue, out)
         if self._chunks is not None:
             queries = kv_store.launch(q, k, v, paged, step, prologue)
-            paged_prefill.launch(queries, paged, self._chunks, sinks, out)
+            self._attend_chunks(queries, layer, self._chunks, sinks, out)
         if q.shape[0] > step.num_tokens:
             out[step.num_tokens :].zero_()
         return out
+
+    def _attend_chunks(
+        self, queries: Tensor, layer: int, chunks: DeviceStep, sinks: Tensor | None, out: Tensor
+    ) -> None:
+        """The rows behind the decodes, whose keys and values are in the pages: `queries` [>= T, Hq,
+        D] into the same places of `out`.
+        """
+        paged_prefill.launch(queries, self._layers[layer], chunks, sinks, out)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenspeed.batch import SequenceState
 from tokenspeed.kernels.attend import FusesPrologue
+from tokenspeed.kernels.attention_step import AttentionStep
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class DeviceStep:
     """int32 [T]: the row of each token."""
     num_decodes: int = 0
     """So many of the first rows are known to have one token each: kernels for decodes take them."""
+    host: AttentionStep | None = None
+    """The rows behind those as the host knows them, for kernels that are planned there; starts
+    count from the first token of these rows. None where only the device knows: in a CUDA graph.
+    """
 
     def __post_init__(self) -> None:
         sizes = {
@@ -60,6 +65,7 @@ class DeviceStep:
         assert 0 <= self.num_decodes < self.num_rows + (self.max_query_len == 1), (
             f"{self.num_decodes} rows of decodes among {self.num_rows}"
         )
+        assert self.host is None or self.host.query_starts[-1] == self.num_tokens - self.num_decodes
 
     def decodes(self) -> DeviceStep:
         """The first `num_decodes` rows."""
@@ -67,7 +73,7 @@ class DeviceStep:
         return replace(
             self, num_rows=n, num_tokens=n, max_query_len=1, slots=self.slots[:n],
             query_starts=self.query_starts[: n + 1], context_lens=self.context_lens[:n],
-            positions=self.positions[:n], token_rows=self.token_rows[:n],
+            positions=self.positions[:n], token_rows=self.token_rows[:n], host=None,
         )  # fmt: skip
 
     def chunks(self) -> DeviceStep:
@@ -78,6 +84,7 @@ class DeviceStep:
         return replace(
             self, num_rows=self.num_rows - n, slots=self.slots[n:],
             query_starts=self.query_starts[n:], context_lens=self.context_lens[n:], num_decodes=0,
+            host=None,
         )  # fmt: skip
 
 
@@ -87,4 +94,6 @@ class DeviceAttention(SequenceState, FusesPrologue, Protocol):
     fuses_prologue: ClassVar[bool]
 
     def plan_device(self, step: DeviceStep) -> None:
-        """Keep `step` for the calls to come: no copy, no wait for the device, no allocation."""
+        """Keep `step` for the calls to come: no copy, no wait for the device, no allocation, unless
+        it brings what the `host` knows.
+        """

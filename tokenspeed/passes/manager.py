@@ -65,7 +65,9 @@ class PassFailed(RuntimeError):
 
 
 class PassManager:
-    """Call it with a graph; `reports` then tells about that graph, a report a step."""
+    """Call it with a graph; `reports` then tells about that graph, a report a step. `failure` is
+    what it raised, for callers whom it reaches as another error.
+    """
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class PassManager:
             "sources": digest_of([*pass_sources(), *sources]),
         }
         self.reports: list[Report] = []
+        self.failure: PassFailed | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
         self.reports = []
@@ -119,7 +122,7 @@ class PassManager:
             graph.lint()
         except Exception as error:
             if self._strict:
-                raise PassFailed(f"the pass {step.name} failed: {error}") from error
+                raise self._failed(f"the pass {step.name} failed: {error}") from error
             _restore(graph, before)
             logger.warning("the pass %s failed and is skipped: %s", step.name, error)
             return Report(step.name, error=f"{type(error).__name__}: {error}")
@@ -134,8 +137,12 @@ class PassManager:
         reason = "; ".join(report.refused) or "its pattern does not match the graph"
         text = f"the pass {report.name} matched {report.matched} of {report.expected}: {reason}"
         if self._strict and not report.refused:
-            raise PassFailed(text)
+            raise self._failed(text)
         logger.info("%s", text)
+
+    def _failed(self, text: str) -> PassFailed:
+        self.failure = PassFailed(text)
+        return self.failure
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

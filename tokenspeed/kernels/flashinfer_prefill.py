@@ -1,0 +1,20 @@
+"""FlashInfer itself, 0.6.11: paged causal prefill by FlashAttention-3. Importing it takes seconds.
+
+The kernel is made for a dtype and a head size. Where no build of it comes with the package (as
+flashinfer-jit-cache does), FlashInfer compiles it when it is first planned: five minutes.
+"""
+
+from __future__ import annotations
+
+import torch
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+
+from tokenspeed.kernels.attention_flashinfer import Prefill
+
+
+def make_prefill(device: torch.device) -> Prefill:
+    """A wrapper for one cache group: layout [pages, page size, heads, head size]."""
+    # FlashAttention-3 never splits a row's keys, which is what this workspace is for in others.
+    workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
+    wrapper: Prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
+    return wrapper
