@@ -23,9 +23,10 @@ import torch
 from tokenspeed.compile import key
 from tokenspeed.compile.key import Facts, differences, digest_of, facts_of
 from tokenspeed.config import OPTIONS, make_config
-from tokenspeed.engine import memory, model
+from tokenspeed.engine import attention, memory
 from tokenspeed.engine.model import resolve_served
 from tokenspeed.engine.program import target_of
+from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.models import MODELS
 from tokenspeed.passes import PASS_NAMES
 
@@ -82,9 +83,18 @@ MACHINE_FACTS: dict[str, tuple[Any, str, Any]] = {
     "machine.instructions": (key, "_cpu_flags", lambda: "sse2 fpu"),
     "machine.threads": (torch, "get_num_threads", lambda: 77),
     "machine.gpu": (torch.cuda, "get_device_name", lambda: "B300"),
-    "compile.fuses_prologue": (model.TorchAttention, "fuses_prologue", True),
+    "compile.fuses_prologue": (TorchAttention, "fuses_prologue", True),
 }
 """Fact -> the attribute that it is read from, and another value of it."""
+
+SETTINGS = (
+    *("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_USE_FAST_MATH"),
+    *("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"),
+    *("TORCHINDUCTOR_CPP_SIMDLEN", "TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
+    *("TRITON_F32_DEFAULT", "TRITON_DEFAULT_FP_FUSION", "TRITON_OVERRIDE_ARCH"),
+    "TORCHINDUCTOR_OF_A_LATER_TORCH",
+)
+"""Environment variables that are facts, some of many."""
 
 NON_FACTS: dict[str, Any] = {
     **{"tokenizer": "elsewhere", "revision": "v2", "download_dir": "/d", "load_format": "auto"},
@@ -94,7 +104,8 @@ NON_FACTS: dict[str, Any] = {
     **{"enable_prefix_caching": False, "max_num_seqs": 3, "chunked_prefill_size": 64},
     **{"disable_overlap_schedule": True, "max_queued_requests": 9, "max_queued_tokens": 9},
     **{"level": 1, "require_cache": True, "jit_after_ready": "error", "cache_dir": "/c"},
-    **{"attention_backend": "torch"},
+    **{"attention_backend": "torch", "cudagraph_capture_sizes": (1, 2)},
+    **{"max_cudagraph_capture_size": 4},
     **{"host": "0.0.0.0", "port": 1, "api_key": ("k",), "drain_timeout": 1.0},
     **{"engine_startup_timeout": 9.0, "max_request_bytes": 4096, "write_timeout": 1.0},
     **{"strict_fields": True, "enable_log_requests": True, "log_level": "debug"},
@@ -110,6 +121,9 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(attention, "HAS_KERNELS", True)
+    for name in filter(key.SETTING.fullmatch, list(os.environ)):
+        monkeypatch.delenv(name)
 
     def facts(
         family: str = "LlamaForCausalLM",
@@ -178,10 +192,10 @@ def test_another_capability_of_a_gpu_misses(find: Find, monkeypatch: pytest.Monk
     assert_misses(find(device="cuda"), base, "machine.capability ")
 
 
-@pytest.mark.parametrize("name", key.SETTINGS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_inductor_miss(find: Find, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     base = find()
-    monkeypatch.setenv(name, "1" if os.environ.get(name) != "1" else "0")
+    monkeypatch.setenv(name, "1")
     assert_misses(find(), base, f"settings.{name} ")
 
 
@@ -211,7 +225,6 @@ def test_every_fact_has_its_row(find: Find) -> None:
     facts = names_of(on_cuda).union(*(names_of(find(family)) for family in MODELS))
     rows = {f"model.{name}" for name in CONFIG_FACTS} | MACHINE_FACTS.keys()
     rows |= {name for _, name in OPTION_FACTS.values() if not name.startswith(" ")}
-    rows |= {f"settings.{name}" for name in key.SETTINGS}
     rest = {name for name in facts if not name.startswith("sources.")}
     passes = {name for name in rest if name.startswith("compile.passes.")}
     assert {name.rpartition(" ")[2] for name in passes} == PASS_NAMES
@@ -256,6 +269,9 @@ def test_what_reaches_no_graph_hits(find: Find, changes: dict[str, Any]) -> None
     [
         *("HOME", "XDG_CACHE_HOME", "TMPDIR", "HOSTNAME", "USER", "PATH", "PYTHONPATH"),
         *("TOKENSPEED_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "PORT"),
+        *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TRITON_CACHE_DIR"),
+        *("TRITON_HOME", "TRITON_DUMP_DIR", "TRITON_ALWAYS_COMPILE", "TRITON_PRINT_AUTOTUNING"),
+        *("TRITON_PTXAS_PATH", "TRITON_LIBDEVICE_PATH"),  # torch sets them when it compiles
     ],
 )
 def test_surroundings_hit(find: Find, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -289,12 +305,14 @@ def test_the_largest_decode_step_is_no_fact(find: Find) -> None:
     assert find(device="cuda", max_num_seqs=8) == find(device="cuda", max_num_seqs=257)
 
 
-def test_all_threads_there_are_is_one_fact_on_every_machine(
+def test_all_threads_of_one_machine_are_not_those_of_another(
     find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Inductor writes their number into its loops, and leaves them serial for one."""
+
     def with_threads(threads: int, cores: int) -> Facts:
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         return find()
 
-    assert with_threads(2, 2) == with_threads(64, 64) != with_threads(2, 64)
+    assert with_threads(1, 1) != with_threads(64, 64) == with_threads(64, 128)

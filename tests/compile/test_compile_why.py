@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,19 @@ from typing import Any
 import pytest
 import torch
 from compile_entries import fill
-from test_compile_key_matrix import CONFIG_FACTS, HF_CONFIG, MACHINE_FACTS, NON_FACTS, OPTION_FACTS
+from test_compile_key_matrix import (
+    CONFIG_FACTS,
+    HF_CONFIG,
+    MACHINE_FACTS,
+    NON_FACTS,
+    OPTION_FACTS,
+    SETTINGS,
+)
 
 from tokenspeed.compile import key
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.config import Config, make_config
+from tokenspeed.engine import attention
 from tokenspeed.engine.cache_commands import run
 from tokenspeed.engine.warmup import wanted
 
@@ -28,6 +35,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(attention, "HAS_KERNELS", True)
 
     def config(
         hf: dict[str, Any] | None = None, family: str = "LlamaForCausalLM", **options: Any
@@ -96,12 +104,12 @@ def test_a_machine_that_differs_is_named(
     assert_named(ask(device=device), f"{fact} ")
 
 
-@pytest.mark.parametrize("name", key.SETTINGS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_variable_that_differs_is_named(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     ask()
-    monkeypatch.setenv(name, "1" if os.environ.get(name) != "1" else "0")
+    monkeypatch.setenv(name, "another")
     assert_named(ask(), f"settings.{name} ")
 
 

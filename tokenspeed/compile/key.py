@@ -40,15 +40,20 @@ PACKAGES = ("compile", "kernels", "kernels/cpu", "passes")
 
 SUFFIXES = (".py", ".cpp", ".h")
 
-SETTINGS = (
-    "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING",
-    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
-    "TORCHINDUCTOR_CPP_SIMDLEN",
-    "TORCHINDUCTOR_DETERMINISTIC",
-    "TORCHINDUCTOR_EMULATE_PRECISION_CASTS",
-    "TORCHINDUCTOR_MAX_AUTOTUNE",
+SETTING = re.compile(r"(TORCHINDUCTOR|TRITON)_\w+")
+"""Environment variables by which people change what Inductor and Triton make. There are hundreds,
+and many change numbers (fast math, contraction, freezing). All that are set are facts, less:
+"""
+
+INERT_SETTINGS = re.compile(
+    # Places. (torch sets some of them itself, to what it has found.)
+    r"\w+_(DIR|HOME|PATH|LOGPATH|FILE|HOST|PORT|URL)"
+    # How many compile, how long they wait, what they say, and what they need not compile again.
+    r"|TORCHINDUCTOR_(COMPILE_THREADS|COMPILE_WORKER_WAIT_TIMEOUT|FILE_LOCK_TIMEOUT)"
+    r"|TORCHINDUCTOR_(QUIESCE_ASYNC_COMPILE_POOL|WORKER_START|WORKER_SUPPRESS_LOGGING)"
+    r"|TORCHINDUCTOR_(FX_GRAPH|AUTOGRAD)(_REMOTE)?_CACHE"
+    r"|TRITON_(ALWAYS_COMPILE|CACHE_AUTOTUNING|DUMP_PTXAS_LOG|KERNEL_DUMP|PRINT_AUTOTUNING)"
 )
-"""Environment variables by which people change what Inductor makes."""
 
 _ROOT = Path(__file__).parent.parent
 _SOURCE = re.compile(r"[a-z_]+(/[a-z_]+)?/\w+\.[a-z]+")
@@ -113,7 +118,7 @@ def surroundings(device: str) -> Facts:
     return {
         "versions": _version_facts(),
         "machine": _cuda_facts() if device == "cuda" else _cpu_facts(),
-        "settings": {name: os.environ.get(name) for name in SETTINGS},
+        "settings": _setting_facts(os.environ),
     }
 
 
@@ -206,7 +211,9 @@ def _modules_of(first: ModuleType) -> list[ModuleType]:
     found = {first.__name__: first}
     waiting = [first]
     while waiting:
-        for value in vars(waiting.pop()).values():
+        for alias, value in vars(waiting.pop()).items():
+            if alias.startswith("__"):  # Dynamo puts modules of what it traced there
+                continue
             name = value.__name__ if isinstance(value, ModuleType) else _module_name(value)
             if package and name.startswith(f"{package}.") and name not in found:
                 found[name] = sys.modules[name]
@@ -221,6 +228,11 @@ def _module_name(value: object) -> str:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _setting_facts(variables: Mapping[str, str]) -> Facts:
+    names = filter(SETTING.fullmatch, variables)
+    return {name: variables[name] for name in names if not INERT_SETTINGS.fullmatch(name)}
 
 
 def _version_facts() -> Facts:
@@ -247,14 +259,11 @@ def _cuda_facts() -> Facts:
 
 
 def _cpu_facts() -> Facts:
-    """Objects are compiled for exactly this CPU's instructions. Loops are written for a number of
-    threads; for all there are, whatever their number.
-    """
-    threads = torch.get_num_threads()
+    """Objects are compiled for exactly this CPU's instructions, and loops for this many threads."""
     return {
         "capability": torch.backends.cpu.get_cpu_capability(),
         "instructions": hashlib.sha256(_cpu_flags().encode()).hexdigest()[:16],
-        "threads": "all" if threads == os.cpu_count() else threads,
+        "threads": torch.get_num_threads(),
     }
 
 
