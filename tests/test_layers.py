@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,34 @@ HEAVY_IMPORTS = {
     "tokenspeed/text/slow_tokenizer.py": "transformers",
 }
 """File -> the heavy optional library that it may import inside a function."""
+
+NAMED_MODULES: dict[str, set[str]] = {
+    "tokenspeed/__init__.py": {"llm", "request"},
+    "tokenspeed/cli/batch.py": {"server.batch"},
+    "tokenspeed/cli/bench.py": {"bench.command"},
+    "tokenspeed/cli/cache.py": {"engine.cache_commands"},
+    "tokenspeed/cli/main.py": {
+        *("cli.serve", "cli.batch", "cli.warmup", "cli.cache", "cli.bench", "cli.env"),
+        *("cli.explain", "cli.version"),
+    },
+    "tokenspeed/cli/explain.py": {"engine.explain", "engine.verify"},
+    "tokenspeed/cli/serve.py": {"server.serve"},
+    "tokenspeed/cli/warmup.py": {"engine.warmup"},
+    "tokenspeed/engine/attention.py": {"kernels.flashinfer_prefill"},
+    "tokenspeed/engine/client.py": {"engine.process"},
+    "tokenspeed/engine/compile_job.py": {"engine.compile_process"},
+    "tokenspeed/engine/program.py": {"compile.pipeline", "compile.warm"},
+    "tokenspeed/server/serve.py": {"server.run"},
+}
+"""File -> modules that it names as strings: imported when they must be, or run as programs."""
+
+PRIVATE_TORCH = {
+    "tokenspeed/compile/inductor_api.py",
+    "tokenspeed/compile/matcher.py",
+    "tokenspeed/compile/torch_api.py",
+    "tokenspeed/passes/torch_api.py",
+}
+"""Where torch's private interfaces may be used, so that a new torch is looked at there alone."""
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -128,6 +157,61 @@ def test_imports_stand_at_the_top(path: Path) -> None:
                 if module.split(".")[0] != HEAVY_IMPORTS.get(name_of(path)):
                     found.append(f"line {node.lineno}: {module}")
     assert not found, "imports inside functions hide what a file needs"
+
+
+def named_modules(tree: ast.AST) -> set[str]:
+    """Modules of ours that stand in strings, without `tokenspeed.`"""
+    strings = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    found = (re.fullmatch(r"tokenspeed((?:\.\w+)+)", text) for text in strings)
+    return {match[1].removeprefix(".") for match in found if match}
+
+
+def test_modules_named_as_strings_stand_in_the_table() -> None:
+    found = {name_of(path): named_modules(tree_of(path)) for path in source_files()}
+    assert {name: modules for name, modules in found.items() if modules} == NAMED_MODULES
+
+
+@pytest.mark.parametrize("name", NAMED_MODULES)
+def test_modules_named_as_strings_exist_and_lie_downward(name: str) -> None:
+    for module in NAMED_MODULES[name]:
+        assert (PACKAGE / f"{module.replace('.', '/')}.py").exists()
+        imported = ast.parse(f"import tokenspeed.{module}")
+        assert room_of(ROOT / name) == "" or not upward_edges(ROOT / name, imported)
+
+
+def private_torch(tree: ast.AST) -> list[str]:
+    """Uses of what torch calls private, or experimental. (An operator's name is its schema's.)"""
+    names = [(module, node.lineno) for module, node in imported_modules(tree)]
+    attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    names += [(ast.unparse(node), node.lineno) for node in attributes]
+    return [f"line {line}: {name}" for name, line in names if _PRIVATE_TORCH.match(name)]
+
+
+_PRIVATE_TORCH = re.compile(r"torch\.(?!ops\.)(\w+\.)*(_(?!_)|experimental\b)")
+
+
+@pytest.mark.parametrize("path", source_files(), ids=name_of)
+def test_private_torch_is_used_in_few_places(path: Path) -> None:
+    assert name_of(path) in PRIVATE_TORCH or not private_torch(tree_of(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_private"),
+    [
+        ("from torch._inductor import config", True),
+        ("from torch import _C", True),
+        ("from torch.fx.experimental.symbolic_shapes import ShapeEnv", True),
+        ("import torch.fx.experimental", True),
+        ("f(torch._ops.OpOverload)", True),
+        ("f(torch.__version__, torch.ops.mkldnn._linear_pointwise, self.torch._x)", False),
+    ],
+)
+def test_private_torch_is_found(line: str, is_private: bool) -> None:
+    assert bool(private_torch(ast.parse(line))) == is_private
 
 
 @pytest.mark.parametrize("path", all_files(), ids=name_of)

@@ -138,8 +138,8 @@ class CompileConfig(Settings):
     )
     attention_backend: str = option(
         "auto",
-        "attention kernels; auto: triton on a GPU, torch on a CPU",
-        choices=("auto", "torch", "triton"),
+        "attention kernels; auto: flashinfer or else triton on a GPU, torch on a CPU",
+        choices=("auto", "torch", "triton", "flashinfer"),
     )
     cudagraph_capture_sizes: tuple[int, ...] = option(
         (),

@@ -194,7 +194,7 @@ def test_files_of_other_engines(tmp_path: Path) -> None:
     text = (
         "model: m\ntensor-parallel-size: 1\ntrust-remote-code: true\nenforce_eager: true\n"
         "disable-radix-cache: false\nserved-model-name: [a, b]\n"
-        "compilation-config: {mode: 3}\nattention-backend: flashinfer\n"
+        "compilation-config: {mode: 3}\nattention-backend: fa3\n"
     )
     resolved = resolve(file_of(tmp_path, text), {})
     assert resolved.config.model.served_model_name == ("a", "b")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from compile_entries import FACTS, PIECE, fill, found, missed
 
 from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile import entry as entry_module
-from tokenspeed.compile.cache import CompileCache, cache_root
+from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
 from tokenspeed.compile.key import digest_of
-from tokenspeed.compile.locks import locked, read_lock, release, try_lock
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -58,8 +56,13 @@ def test_what_is_stored_is_found(cache: CompileCache, stored: Entry) -> None:
     )
 
 
-def test_nobody_else_may_read_or_write(stored: Entry) -> None:
-    for path in (stored.folder, *stored.folder.rglob("*"), stored.folder.parent):
+def test_nobody_else_may_read_or_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        stored = CompileCache(tmp_path / "cache" / "root").store(FACTS, "m", fill)
+    finally:
+        os.umask(before)
+    for path in (root := stored.folder.parent.parent, *root.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
@@ -106,6 +109,22 @@ def test_a_damaged_entry_is_set_aside_and_made_again(
     found(cache)
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(24, "Too many open files"), OSError(5, "Input/output error"), MemoryError()]
+)
+def test_an_entry_that_cannot_be_read_just_now_stays(
+    cache: CompileCache, stored: Entry, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entry_module, "read_own_file", fail)
+        miss = cache.find(FACTS)
+        assert isinstance(miss, Miss) and miss.is_barred
+    assert found(cache).files == stored.files
+
+
 def rewrite(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
     """Change the manifest, with a READY that belongs to it."""
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -134,7 +153,10 @@ def test_a_manifest_that_lies_is_not_believed(cache: CompileCache, stored: Entry
     assert not stored.folder.exists()
 
 
-@pytest.mark.parametrize("place", ["", "READY", "manifest.json", PIECE, "inductor", ".."])
+PLACES = ["", "READY", "manifest.json", PIECE, "inductor", "..", "../.."]
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_what_others_may_write_is_not_read(cache: CompileCache, stored: Entry, place: str) -> None:
     path = stored.folder / place
     path.chmod(path.stat().st_mode | stat.S_IWGRP)
@@ -202,53 +224,6 @@ def test_an_entry_that_cannot_be_read_back_is_an_error(cache: CompileCache) -> N
         cache.store(FACTS, "m", fill_wrongly)
 
 
-def test_old_leftovers_are_swept(cache: CompileCache, stored: Entry) -> None:
-    old = time.time() - 2 * cache_module._STALE_S
-    for name in (".aside-x-1", ".load-abc", ".build-0123-x"):
-        (stored.folder.parent / name).mkdir()
-        os.utime(stored.folder.parent / name, (old, old))
-    (stored.folder.parent / ".aside-young").mkdir()
-    for name in (".0123.lock", ".4567.lock", ".89ab.lock"):
-        (stored.folder.parent / name).touch()
-    for name in (".0123.lock", ".4567.lock"):
-        os.utime(stored.folder.parent / name, (old, old))
-    with locked(stored.folder.parent / ".4567.lock", lambda: None):
-        cache.store(OTHER, "m", fill)
-        hidden = {path.name for path in stored.folder.parent.glob(".*")}
-        assert hidden == {".aside-young", ".4567.lock", ".89ab.lock"}
-
-
-def test_a_folder_that_is_read_is_not_swept(cache: CompileCache, stored: Entry) -> None:
-    old = time.time() - 2 * cache_module._STALE_S
-    folder = stored.folder.parent / ".load-abc"
-    folder.mkdir()
-    os.utime(folder, (old, old))
-    first, second = read_lock(folder), read_lock(folder)
-    assert first is not None and second is not None
-    os.close(first)
-    cache.sweep()
-    assert folder.exists()
-    os.close(second)
-    cache.sweep()
-    assert not folder.exists()
-
-
-def test_a_lock_whose_file_is_gone_is_none(tmp_path: Path) -> None:
-    """Who waits for a lock whose holder removes it does not get the removed one."""
-    path = tmp_path / ".x.lock"
-    waits: list[int] = []
-
-    def let_go() -> None:
-        waits.append(1)
-        release(path, held)
-
-    held = try_lock(path)
-    assert held is not None and try_lock(path) is None
-    with locked(path, let_go) as is_alone:
-        assert is_alone and waits == [1] and try_lock(path) is None
-    assert not path.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "slug"),
     [
@@ -275,6 +250,13 @@ def test_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENSPEED_CACHE_DIR", "~/c")
     assert cache_root(None) == Path("/h/c")
     assert cache_root("/given") == Path("/given")
+
+
+def test_a_link_to_a_root_is_followed_once(cache: CompileCache, stored: Entry) -> None:
+    link = cache.root.parent / "link"
+    link.symlink_to(cache.root)
+    assert cache_root(str(link)) == cache.root
+    assert "is not a folder" in missed(CompileCache(link))
 
 
 def test_an_entry_is_finished_by_READY(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,11 @@ import pytest
 import torch
 from compile_tiny import one_sequence, random_model
 from torch import Tensor, nn
+from torch._inductor.exc import InvalidCxxCompiler
 
 from tokenspeed.compile import receipt, warm
 from tokenspeed.compile.cache import CompileCache
-from tokenspeed.compile.entry import Damaged, Entry, read_entry
+from tokenspeed.compile.entry import Damaged, Entry, Unloadable, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
 from tokenspeed.kernels import linear
@@ -203,6 +204,40 @@ def test_what_cannot_be_loaded_is_damaged_and_says_so(
     with pytest.raises(Damaged) as caught:
         warm.load_program(change(entry))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        MemoryError(),
+        InvalidCxxCompiler("g++"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_what_this_machine_cannot_load_is_not_damaged(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(data: bytes) -> None:
+        raise RuntimeError("loading failed") from error
+
+    monkeypatch.setattr(warm.inductor_api, "load", fail)
+    with pytest.raises(Unloadable, match="loading failed"):
+        warm.load_program(entry)
+
+
+def test_no_room_for_objects_leaves_no_folder(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    shutil.copytree(entry.folder, tmp_path / "v1" / entry.folder.name)
+    copy = entry_in(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(Unloadable, match="No space left"):
+        warm.load_program(copy)
+    assert [path.name for path in (tmp_path / "v1").iterdir()] == [entry.folder.name]
 
 
 def test_the_receipt_counts_what_passes_did(entry: Entry) -> None:

@@ -101,6 +101,26 @@ def test_rows_left_over_stand_in_scratch() -> None:
     assert all((table[SLOTS] == SCRATCH_PAGE).all() for table in tables)
 
 
+def test_a_step_brings_what_the_host_knows_of_its_chunks() -> None:
+    worker, attention = make_worker(4)
+    prompts(worker, 2)
+    rows = [
+        decode(0, 3),
+        prefill(2, 0, 5, sample=False, page_starts=[0, 0], pages=[[5, 9], [6, 3]]),
+        prefill(3, 0, 2, sample=True, page_starts=[0, 0], pages=[[8], [1]]),
+    ]
+    step(worker, *rows, starts=(begin(2, [1] * 9), begin(3, [2, 2])))
+    host = attention.steps[-1].host
+    assert attention.steps[-1].num_decodes == 1 and host is not None
+    assert host.query_starts == [0, 5, 7] and host.context_lens == [5, 2]
+    pages = [[table.tolist() for table in group] for group in host.page_tables]
+    assert pages == [[[5, 9], [8]], [[6, 3], [1]]]
+    step(worker, prefill(2, 5, 4, sample=True), decode(0, 4))
+    assert attention.steps[-1].host is None, "a decode stands where the device knows"
+    step(worker, decode(0, 5))
+    assert attention.steps[-1].host is None
+
+
 def test_device_tables_follow_the_pages_of_rows() -> None:
     worker, _ = make_worker()
     row = prefill(2, 0, 5, sample=True, page_starts=[0, 0], pages=[[5, 9], [6, 3]])

@@ -125,7 +125,7 @@ def test_a_start_reports_phases_and_spans(
         "ok",
     )
     summaries = [line.split(":")[0].split(" ")[0] for line in lines if "{" not in line]
-    assert summaries == ["model", "weights", "kv", "program", "engine"]
+    assert summaries == ["model", "weights", "kv", "program", "attention", "engine"]
     assert engine.ready.summary.endswith("in float32, level 0, KV cache of 1024 tokens")
 
 

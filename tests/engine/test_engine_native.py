@@ -59,6 +59,39 @@ def obtained(root: Path) -> Native:
     return found
 
 
+def test_its_root_is_made_for_this_user_alone(tmp_path: Path, builds: list[Path]) -> None:
+    before = os.umask(0)
+    try:
+        obtained(tmp_path / "root")
+        obtained(tmp_path / "root")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "root").stat().st_mode) == 0o700 and len(builds) == 1
+    (tmp_path / "root").chmod(0o777)
+    obtained(tmp_path / "root")
+    assert len(builds) == 2, "what others could have put there is not run"
+
+
+def test_objects_that_were_not_used_for_long_go(
+    tmp_path: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        monkeypatch.setattr(native, "file_name", lambda number=number: f"native-{number}.so")
+        obtained(tmp_path)
+        for path in (tmp_path / "native").glob(f"native-{number}.*"):
+            os.utime(path, (100.0 + number, 100.0 + number))
+        monkeypatch.setattr(native, "file_name", lambda: "native-0.so")
+        obtained(tmp_path)
+    (left := tmp_path / "native" / ".load-x").mkdir()
+    os.utime(left, (1.0, 1.0))
+    monkeypatch.setattr(native, "file_name", lambda: "native-5.so")
+    obtained(tmp_path)
+    kept = {f"native-{number}.so" for number in (0, 3, 4, 5)}
+    names = {path.name for path in (tmp_path / "native").iterdir()}
+    assert names == kept | {f"{name}.sha256" for name in kept}
+    assert len(builds) == 6
+
+
 def test_it_is_built_once_and_kept(tmp_path: Path, builds: list[Path]) -> None:
     for _ in range(2):
         obtained(tmp_path / "new")

@@ -15,21 +15,13 @@ import pytest
 import torch
 from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
 
-from tokenspeed.compile.cache import CompileCache
-from tokenspeed.compile.entry import Damaged
-from tokenspeed.config import Config
-from tokenspeed.engine import build, compile_job, program
+from tokenspeed.compile.entry import Damaged, Entry, Unloadable
+from tokenspeed.engine import build, program
 from tokenspeed.engine.build import build_engine
-from tokenspeed.engine.compile_job import (
-    CompileChild,
-    Compiled,
-    CompileFailed,
-    CompileJob,
-    Compiling,
-)
+from tokenspeed.engine.compile_job import Compiled, CompileFailed, CompileJob
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.model import resolve_served
-from tokenspeed.engine.program import obtain_program, target_of
+from tokenspeed.engine.program import obtain_program
 from tokenspeed.options import ConfigError
 
 EAGER, HIT = "level 0,", "level 1 (compile cache hit),"
@@ -232,6 +224,26 @@ def test_pieces_that_do_not_load_are_compiled_again_or_run_eagerly(
     assert len(list((cache / "v1").glob(".aside-*"))) == 1
 
 
+def test_an_entry_that_this_machine_cannot_load_stays(
+    tiny_model: str,
+    cache: Path,
+    child: Callable[..., FakeChild],
+    log: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(entry: Entry) -> None:
+        raise Unloadable("its pieces cannot be loaded: no space left")
+
+    monkeypatch.setattr(program, "_load", fail)
+    fake = child()
+    engine = tiny_engine(tiny_model, level=1, cache_dir=str(cache))
+    assert EAGER in engine.ready.summary and not fake.jobs
+    assert "pieces run eagerly (-O0): its pieces cannot be loaded: no space left" in log()
+    with pytest.raises(ConfigError, match="there is an entry, but its pieces"):
+        tiny_engine(tiny_model, require_cache=True, cache_dir=str(cache))
+    assert not list((cache / "v1").glob(".aside-*"))
+
+
 def test_the_child_ends_with_a_start_that_fails(
     tiny_model: str,
     tmp_path: Path,
@@ -252,95 +264,6 @@ def test_the_child_ends_with_a_start_that_fails(
 def test_an_unknown_pass_is_refused(tiny_model: str, level: int | None) -> None:
     with pytest.raises(ConfigError, match=r"no such pass \(known: .*silu_mul"):
         tiny_engine(tiny_model, level=level, disable_pass=("no_such_thing",))
-
-
-def job(config: Config, root: Path, digest: str = "0" * 16) -> CompileJob:
-    return CompileJob(config=config, root=str(root), digest=digest, num_threads=1)
-
-
-def test_a_compiler_that_sees_other_facts_says_so(tiny_model: str, tmp_path: Path) -> None:
-    child = CompileChild(job(tiny_config(tiny_model), tmp_path))
-    try:
-        done = child.wait(lambda detail: None)
-    finally:
-        child.close()
-    assert done == CompileFailed("RuntimeError: its process sees other facts than the engine's")
-
-
-def test_a_compiler_that_cannot_run_says_so(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compile_job, "MODULE", "tokenspeed.no_such_module")
-    child = CompileChild(job(tiny_config(tiny_model), tmp_path))
-    assert child.wait(lambda detail: None) == CompileFailed("the compiler ended with exit code 1")
-    child.close()
-    monkeypatch.setattr(compile_job.sys, "executable", "/no/such/python")
-    config = tiny_config(tiny_model, level=1, cache_dir=str(tmp_path / "new"))
-    assert EAGER in build_engine(config, lambda *report: None).ready.summary
-
-
-def test_a_compiler_ends_with_its_parent_and_tidies(tiny_model: str, tmp_path: Path) -> None:
-    config = tiny_config(tiny_model)
-    facts = program.facts_of(target_of(resolve_served(config), config))
-    child = CompileChild(job(config, tmp_path, program.digest_of(facts)))
-
-    class Begun(Exception):
-        pass
-
-    def stop(detail: str) -> None:
-        if detail.startswith("piece"):
-            raise Begun
-
-    with pytest.raises(Begun):
-        child.wait(stop)
-    assert list((tmp_path / "v1").glob(".build-*"))
-    child.close()
-    assert not list((tmp_path / "v1").glob(".build-*"))
-    assert CompileCache(tmp_path).why_unwritable() is None
-
-
-def run_as_compiler(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this program stand for the compiler's process."""
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        compile_job.subprocess,
-        "Popen",
-        lambda words, **kwargs: popen([sys.executable, "-c", code], **kwargs),
-    )
-
-
-BROKEN_PASS = """
-import contextlib, runpy
-from tokenspeed.compile import inductor_api
-from tokenspeed.passes import rms_norm
-inductor_api._best_isa_only = contextlib.nullcontext  # it does not get as far as to need one
-object.__setattr__(rms_norm.PASS, "expected", lambda graph: 1 // 0)
-runpy.run_module("tokenspeed.engine.compile_process", run_name="__main__", alter_sys=True)
-"""
-
-
-def test_a_pass_that_fails_stops_a_strict_start(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_as_compiler(BROKEN_PASS, monkeypatch)
-    with pytest.raises(ConfigError) as caught:
-        tiny_engine(tiny_model, level=1, strict_passes=True, cache_dir=str(tmp_path / "new"))
-    assert str(caught.value) == (
-        "--strict-passes: the pass rms_norm failed: integer division or modulo by zero; "
-        "--disable-pass leaves a pass out"
-    )
-
-
-def test_messages_that_are_none_are_skipped(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = 'print("hello"); print(\'{"type":"compiling","detail":"x"}\'); raise SystemExit(7)'
-    run_as_compiler(code, monkeypatch)
-    details: list[str] = []
-    child = CompileChild(job(tiny_config(tiny_model), tmp_path))
-    assert child.wait(details.append) == CompileFailed("the compiler ended with exit code 7")
-    child.close()
-    assert "x" in details and Compiling("x").detail == "x"
 
 
 def test_the_engine_imports_neither_dynamo_nor_inductor_before_it_must(tiny_model: str) -> None:

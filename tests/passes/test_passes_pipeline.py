@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import tokenspeed.passes
 from tokenspeed.compile.matcher import pass_manager
+from tokenspeed.kernels.tables import OPS
 from tokenspeed.passes import PASS_NAMES, PIPELINE, Stage
-from tokenspeed.passes.rewrite import Inline
+from tokenspeed.passes.rewrite import Inline, Rewrite
 
 F32 = torch.float32
 
@@ -23,7 +24,7 @@ def names(stage: Stage) -> list[str]:
 
 def test_every_pass_file_has_its_row() -> None:
     files = Path(tokenspeed.passes.__file__).parent.glob("*.py")
-    made_of = {"__init__", "manager", "rewrite", "shapes"}
+    made_of = {"__init__", "manager", "rewrite", "shapes", "sources", "torch_api", "traffic"}
     assert {path.stem for path in files} - made_of == PASS_NAMES
     assert len(PIPELINE) == len(PASS_NAMES)
     assert all(row.reason for row in PIPELINE)
@@ -50,6 +51,11 @@ def test_every_fused_op_can_be_inlined() -> None:
     (inline,) = [row.rule for row in PIPELINE if isinstance(row.rule, Inline)]
     inlined = {str(op).partition(".")[2].partition(".")[0] for op in inline.references}
     assert inlined == set(names(Stage.PIECE)) - {"noop", "weight_layout", "inline"}
+
+
+def test_every_pattern_is_the_reference_of_an_op() -> None:
+    patterns = [row.rule.pattern for row in PIPELINE if isinstance(row.rule, Rewrite)]
+    assert set(patterns) == set(OPS.values()) and len(patterns) == len(OPS)
 
 
 def off(stage: Stage, device: str, **options: object) -> dict[str, str | None]:

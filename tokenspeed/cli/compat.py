@@ -229,12 +229,13 @@ PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     **{
         ("attention_backend", name): ("auto", "the best backend here computes the same attention")
         for name in (
-            *("mha", "mla", "fa3", "fa4", "flashinfer", "trtllm", "trtllm_mla"),
+            *("mha", "mla", "fa3", "fa4", "trtllm", "trtllm_mla"),
             *("trtllm_mha", "flashmla", "tokenspeed_mla", "hybrid_linear_attn"),
-            *("FLASH_ATTN", "FLASHINFER", "TORCH_SDPA"),
+            *("FLASH_ATTN", "TORCH_SDPA"),
         )
     },
     ("attention_backend", "TRITON_ATTN"): ("triton", "the same kernels by our name"),
+    ("attention_backend", "FLASHINFER"): ("flashinfer", "the same kernels by our name"),
     ("generation_config", "vllm"): ("none", "the model's generation_config.json is not read"),
     ("log_level", "warn"): ("warning", "the same level"),
     ("log_level", "critical"): ("error", "the severest level here"),

@@ -15,6 +15,10 @@ COMMANDS = {
     "serve": ("tokenspeed.cli.serve", "serve a model through an OpenAI-compatible API"),
     "batch": ("tokenspeed.cli.batch", "run a file of OpenAI batch requests, without a server"),
     "warmup": ("tokenspeed.cli.warmup", "compile a model into the cache, without its weights"),
+    "explain": (
+        "tokenspeed.cli.explain",
+        "what the compiler made of a model, and whether it is right",
+    ),
     "cache": (
         "tokenspeed.cli.cache",
         "list, explain, check, prune, export, import compiled models",

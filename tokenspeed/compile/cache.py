@@ -32,13 +32,16 @@ from tokenspeed.compile.entry import (
 )
 from tokenspeed.compile.key import Change, Facts, differences, digest_of
 from tokenspeed.compile.locks import is_read, locked, release, try_lock
-from tokenspeed.compile.trust import Untrusted, check_folder
+from tokenspeed.compile.trust import check_folder, own_folder
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
 VERSION = "v1"
 _STALE_S = 86400.0
 _MAX_NEIGHBOURS = 64
+MAX_ENTRIES = 16
+"""How many entries of one slug are kept: those used last. Each edit of a source makes a new one."""
+
 _MAX_DIFFERENCES = 4
 _ENTRY = re.compile(r"[a-z0-9][a-z0-9._-]*-([0-9a-f]{16})")
 
@@ -57,13 +60,15 @@ class Miss:
 
 
 def cache_root(setting: str | None) -> Path:
-    """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder."""
+    """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder. Links
+    are followed here, once: what is checked afterwards is what they lead to.
+    """
     if chosen := setting or os.environ.get("TOKENSPEED_CACHE_DIR"):
-        return Path(os.path.abspath(os.path.expanduser(chosen)))
+        return Path(os.path.realpath(os.path.expanduser(chosen)))
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
-    return Path(os.path.abspath(base)) / "tokenspeed"
+    return Path(os.path.realpath(os.path.join(base, "tokenspeed")))
 
 
 class CompileCache:
@@ -74,12 +79,14 @@ class CompileCache:
         self._folder = root / VERSION
 
     def find(self, facts: Facts) -> Entry | Miss:
-        """The entry for these facts, read and checked. One that is damaged is set aside."""
+        """The entry for these facts, read and checked. One that is damaged is set aside; one that
+        cannot be read just now stays as it is.
+        """
         found: Entry | Miss
         with span("compile.cache_load") as look_up:
             try:
                 found = self._find(facts)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 found = Miss(f"the cache cannot be used: {_why(error)}", is_barred=True)
             look_up.cache = "hit" if isinstance(found, Entry) else "miss"
         return found
@@ -93,16 +100,15 @@ class CompileCache:
 
     def entry_folders(self) -> list[Path]:
         """The folders that are called as entries are. Raises Untrusted if others may write here."""
-        if not self._folder.is_dir():
+        if not self._is_there():
             return []
-        check_folder(self._folder)
         named = (path for path in sorted(self._folder.iterdir()) if _ENTRY.fullmatch(path.name))
         return [path for path in named if path.is_dir() and not path.is_symlink()]
 
     def nearest(self, facts: Facts) -> tuple[str, list[Change]] | None:
         """The entry that is most alike, and the facts in which it differs."""
         best: tuple[int, str, list[Change]] | None = None
-        for folder in self.entry_folders()[:_MAX_NEIGHBOURS]:
+        for folder in sorted(self.entry_folders(), key=_last_used)[-_MAX_NEIGHBOURS:]:
             with contextlib.suppress(OSError, Damaged):
                 found = differences(facts, read_manifest(folder).facts)
                 best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
@@ -157,7 +163,19 @@ class CompileCache:
                     self._publish(build, place)
             finally:
                 shutil.rmtree(build, ignore_errors=True)
+            self._thin(_slug(name), place)
         return read_entry(place)
+
+    def _thin(self, slug: str, new: Path) -> None:
+        """Of the entries with this slug keep the new one and those used last; what somebody makes
+        just now stays as well.
+        """
+        named = [at for at in self.entry_folders() if at.name.rpartition("-")[0] == slug]
+        others = sorted((at for at in named if at != new), key=_last_used)
+        for folder in others[: max(0, len(named) - MAX_ENTRIES)]:
+            with contextlib.suppress(OSError):
+                if self.remove(folder):
+                    logger.info("compile cache: %s was not used for long: removed", folder.name)
 
     def set_aside(self, folder: Path, reason: str) -> None:
         """Move a bad entry out of the way; it is kept for a day, for whoever wants to know."""
@@ -167,21 +185,27 @@ class CompileCache:
             os.rename(folder, aside)
 
     def _create(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir(mode=0o700)
+        own_folder(self.root)
+        own_folder(self._folder)
+
+    def _is_there(self) -> bool:
+        """Is there a cache? Raises Untrusted if others may write it."""
+        if not self._folder.is_dir():
+            return False
+        check_folder(self.root)
         check_folder(self._folder)
+        return True
 
     def _find(self, facts: Facts) -> Entry | Miss:
-        if not self._folder.is_dir():
+        if not self._is_there():
             return Miss(f"no entry in {self.root} yet")
-        check_folder(self._folder)
         for folder in self._folders_of(facts):
             try:
-                return _read(folder, facts)
-            except Untrusted:
-                raise
-            except (Damaged, OSError) as error:
+                entry = _read(folder, facts)
+                with contextlib.suppress(OSError):
+                    os.utime(folder)  # it is used; when it was made says READY
+                return entry
+            except Damaged as error:
                 self.set_aside(folder, _why(error))
         return Miss(self._nearest(facts))
 
@@ -231,6 +255,13 @@ def _read(folder: Path, facts: Facts) -> Entry:
     if entry.manifest.facts != facts:
         raise Damaged("its facts are not those of its name")
     return entry
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _remove_leftover(path: Path) -> None:

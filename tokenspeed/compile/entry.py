@@ -5,6 +5,7 @@
     pieces/HASH-RANGE.bin   an artifact for each distinct piece and token range
     inductor/, triton/      objects that the artifacts load
     receipts/counts.json    what each pass did to each piece, and seconds by phase
+    receipts/graphs.json    the pieces' graphs before and after, their kernels, near misses
     READY                   the manifest's SHA-256, written last
     tuning.json             measured later, by whoever needs it; data, and no part of the manifest
 
@@ -24,9 +25,10 @@ import msgspec
 
 from tokenspeed.compile.key import FORMAT, Facts
 from tokenspeed.compile.ranges import TokenArgument
-from tokenspeed.compile.trust import check_folder, read_own_file, sync_folder, write_file
+from tokenspeed.compile.trust import NoFile, check_folder, read_own_file, sync_folder, write_file
 
 MANIFEST, READY, PLAN, RECEIPT = "manifest.json", "READY", "plan.json", "receipts/counts.json"
+GRAPHS = "receipts/graphs.json"
 TUNING = "tuning.json"
 OBJECTS = ("inductor", "triton")
 """Folders with what artifacts load: compiled C++ of Inductor, and of Triton's driver."""
@@ -36,7 +38,13 @@ _MAX_FILES = 4096
 
 
 class Damaged(ValueError):
-    """An entry that cannot be used; the message says why, in one line."""
+    """An entry whose contents are not what they should be; the message says why, in one line."""
+
+
+class Unloadable(RuntimeError):
+    """An entry that proves nothing wrong, and still cannot be loaded here and now: no room, no
+    compiler, no memory. The message says why, in one line.
+    """
 
 
 class StoredPiece(msgspec.Struct, frozen=True):
@@ -95,7 +103,10 @@ def read_entry(folder: Path) -> Entry:
     manifest = read_manifest(folder)
     files = {}
     for name in manifest.files:
-        files[name] = read_own_file(_inside(folder, name))
+        try:
+            files[name] = read_own_file(_inside(folder, name))
+        except (FileNotFoundError, NoFile) as error:
+            raise Damaged(f"{name} is gone, or no file") from error
         check_file(manifest, name, files[name])
     check_whole(manifest)
     return Entry(folder, manifest, files)
@@ -120,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         ready = read_own_file(folder / READY, 128)
         data = read_own_file(folder / MANIFEST, _MAX_JSON)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NoFile) as error:
         raise Damaged("it was never finished") from error
     return parse_manifest(data, ready)
 

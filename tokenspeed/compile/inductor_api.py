@@ -13,13 +13,15 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from torch import fx
-from torch._inductor import async_compile, codecache, cpu_vec_isa
+from torch._inductor import async_compile, codecache, cpu_vec_isa, debug
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from torch._inductor.graph import GraphLowering
 from torch._inductor.standalone_compile import AOTCompiledArtifact, standalone_compile
 from torch._inductor.utils import clear_caches
 
@@ -33,6 +35,9 @@ BASE_SETTINGS = {"cpp_cache_precompile_headers": False}
 header (150 MB outside the cache) would be looked up, and preprocessed for it, at every load.
 """
 
+COMPILER_ERRORS = (CppCompileError, InvalidCxxCompiler)
+"""What `load` raises where an object is missing and this machine's compiler cannot make it."""
+
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
@@ -45,6 +50,16 @@ class VectorIsa(msgspec.Struct, frozen=True):
     bits: int
     macros: list[str]
     flags: str
+
+
+class Launch(NamedTuple):
+    """A kernel that a compiled graph launches, the graph nodes in it, and the stack traces of
+    those.
+    """
+
+    kernel: str
+    nodes: tuple[str, ...]
+    traces: tuple[str, ...]
 
 
 class _RecordedIsa(cpu_vec_isa.VecISA):
@@ -88,6 +103,56 @@ def compile_graph(
     )
     data: bytes = artifact.serialize()  # type: ignore[attr-defined]
     return data
+
+
+class _Visited(Exception):
+    """The slot was reached: nothing is to come after it."""
+
+
+class _Visit(CustomGraphPass):
+    """Runs another pass, and ends the compile there."""
+
+    def __init__(self, inner: CustomGraphPass) -> None:
+        self._inner = inner
+        self.is_done = False
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self._inner(graph)
+        self.is_done = True
+        raise _Visited
+
+    def uuid(self) -> None:
+        return None  # keeps Inductor from looking into its caches
+
+
+def visit_slot(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], passes: CustomGraphPass
+) -> None:
+    """Take a graph to the slot for passes as `compile_graph` does, run them, and go no further."""
+    visit = _Visit(passes)
+    try:
+        compile_graph(graph_module, inputs, passes=visit, settings={})
+    except Exception:
+        if not visit.is_done:
+            raise
+
+
+@contextlib.contextmanager
+def recording_launches() -> Iterator[list[Launch]]:
+    """Graphs that are compiled meanwhile tell their launches, in order. (One that comes out of
+    Inductor's own cache tells none.)
+    """
+    launches: list[Launch] = []
+
+    def keep(source: str) -> None:
+        traces = debug._inductor_kernel_stack_trace
+        for name, nodes in debug._inductor_triton_kernel_to_post_grad_node_info.items():
+            launches.append(Launch(name, tuple(nodes), tuple(traces.get(name, ()))))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inductor_config.patch({"trace.provenance_tracking_level": 2}))
+        stack.enter_context(_swapped(GraphLowering, "save_output_code", keep))
+        yield launches
 
 
 def load(data: bytes) -> Callable[..., Sequence[Any]]:

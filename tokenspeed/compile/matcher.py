@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,24 @@ from torch._guards import detect_fake_mode
 from torch._inductor import pattern_matcher
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from tokenspeed.compile.nearest import Binding, first_difference, nearest_of
 from tokenspeed.passes import PASS_NAMES, PIPELINE, Stage
 from tokenspeed.passes.manager import Dump, PassManager, Step
-from tokenspeed.passes.rewrite import EVERY, Case, Inline, Pass, PassContext, Rewrite, TokenRange
+from tokenspeed.passes.rewrite import (
+    EVERY,
+    Case,
+    Inline,
+    Miss,
+    Pass,
+    PassContext,
+    Rewrite,
+    TokenRange,
+)
 from tokenspeed.passes.shapes import epsilons
+from tokenspeed.passes.sources import KEY, inherit, sources_of
+
+_SOME_EPS = 1e-6
+"""What to trace a norm with, to look for something like it in a graph that has none."""
 
 
 class Matcher:
@@ -33,6 +47,7 @@ class Matcher:
         self._rule = rule
         self._dtype = dtype
         self._patterns: dict[PassContext, pattern_matcher.PatternMatcherPass] = {}
+        self._replaced: list[fx.Node] = []
 
     def __call__(self, graph: fx.Graph) -> int:
         if not self._rule.expected(graph):
@@ -40,7 +55,42 @@ class Matcher:
         context = PassContext(self._dtype, epsilons(graph))
         if context not in self._patterns:
             self._patterns[context] = self._traced(context)
-        return int(self._patterns[context].apply(graph))
+        count = int(self._patterns[context].apply(graph))
+        self._pass_on(graph)
+        return count
+
+    def nearest(self, graph: fx.Graph) -> Miss | None:
+        """The nearest miss in a graph that was left without (another) match."""
+        context = PassContext(self._dtype, epsilons(graph) or (_SOME_EPS,))
+        cases = self._rule.cases(context)
+        patterns = [
+            pattern_matcher.fwd_only(_bound(self._rule.pattern, case), list(case.inputs)).graph
+            for case in cases
+        ]
+
+        def refuse(pattern: fx.Graph, bound: Binding) -> Miss | None:
+            return self._refusal(cases[patterns.index(pattern)], pattern, bound, graph)
+
+        return nearest_of(patterns, graph, refuse)
+
+    def _refusal(
+        self, case: Case, pattern: fx.Graph, bound: Binding, graph: fx.Graph
+    ) -> Miss | None:
+        """Why a pattern whose every op is there was not replaced: its check, or its sizes."""
+        names = list(inspect.signature(self._rule.pattern).parameters)
+        inputs = [bound[node.name] for node in pattern.find_nodes(op="placeholder")]
+        nodes = dict(zip(names, inputs, strict=False))
+        operands = {name: node.meta["val"] for name, node in nodes.items()}
+        total = sum(node.op == "call_function" for node in pattern.nodes)
+        computed = self._computed(nodes)
+        reason = computed or self._rule.check({**operands, **case.numbers})
+        if reason is None:
+            exact = trace(_bound(self._rule.pattern, case), [node.meta["val"] for node in inputs])
+            return first_difference(exact.graph, graph)
+        check = f"{self._rule.name}.{'given' if computed else 'check'}"
+        named = nodes.get(reason.split()[0], inputs[0])
+        user = next(user for user in named.users if user.op == "call_function")
+        return Miss(total, total, user.name, sources_of(user), reason, check)
 
     def _traced(self, context: PassContext) -> pattern_matcher.PatternMatcherPass:
         patterns = pattern_matcher.PatternMatcherPass(pass_name=self._rule.name)
@@ -60,14 +110,22 @@ class Matcher:
             name: value.meta["val"] if isinstance(value, fx.Node) else value
             for name, value in match.kwargs.items()
         }
-        reason = self._computed(match) or self._rule.check(operands)
+        reason = self._computed(match.kwargs) or self._rule.check(operands)
         if reason is not None:
             self.refused.append(reason)
-        return reason is None
+            return False
+        self._pass_on(match.nodes[0].graph)
+        self._replaced = list(match.nodes)
+        return True
 
-    def _computed(self, match: pattern_matcher.Match) -> str | None:
+    def _pass_on(self, graph: fx.Graph) -> None:
+        """What is new in the graph came in the place of the last match."""
+        inherit((node for node in graph.nodes if KEY not in node.meta), self._replaced)
+        self._replaced = []
+
+    def _computed(self, nodes: Mapping[str, Any]) -> str | None:
         """Which operand is computed, and has to be given, or None."""
-        values = {name: match.kwargs.get(name) for name in self._rule.given}
+        values = {name: nodes.get(name) for name in self._rule.given}
         computed = [
             n for n, v in values.items() if isinstance(v, fx.Node) and v.op != "placeholder"
         ]
@@ -114,6 +172,7 @@ def _splice(graph: fx.Graph, node: fx.Node, reference: Callable[..., Any]) -> No
     inner = dict(zip(body.find_nodes(op="placeholder"), operands, strict=True))
     with graph.inserting_before(node):
         results: Any = graph.graph_copy(body, inner)
+    inherit((inner[each] for each in body.nodes if each in inner), [node])
     if isinstance(results, fx.Node):
         node.replace_all_uses_with(results)
     else:
@@ -174,7 +233,7 @@ def pass_manager(
 def _step(rule: Pass, dtype: torch.dtype, off: str | None) -> Step:
     if isinstance(rule, Rewrite):
         matcher = Matcher(rule, dtype)
-        return Step(rule.name, matcher, rule.expected, off, matcher.refused)
+        return Step(rule.name, matcher, rule.expected, off, matcher.refused, matcher.nearest)
     if isinstance(rule, Inline):
         return Step(rule.name, functools.partial(inline, rule), None, off)
-    return Step(rule.name, rule.run, rule.expected, off)
+    return Step(rule.name, rule.run, rule.expected, off, nearest=rule.nearest)

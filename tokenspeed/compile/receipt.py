@@ -25,6 +25,7 @@ class PassReceipt(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     refused: tuple[str, ...] = ()
     seconds: float = 0.0
+    saved: int = 0
 
 
 class Receipt(msgspec.Struct):

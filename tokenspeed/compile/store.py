@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from torch import fx, nn
 
-from tokenspeed.compile import inductor_api, plan, receipt
-from tokenspeed.compile.entry import OBJECTS, PLAN, RECEIPT, Contents, StoredPiece
+from tokenspeed.compile import graphs, inductor_api, plan, receipt
+from tokenspeed.compile.entry import GRAPHS, OBJECTS, PLAN, RECEIPT, Contents, StoredPiece
 from tokenspeed.compile.key import Target
 from tokenspeed.compile.lower import lower, token_argument
 from tokenspeed.compile.matcher import pass_manager
@@ -37,6 +37,8 @@ class _Compiler:
         self._folder = folder
         self._report = report
         self._receipt = receipt.Receipt()
+        self._graphs = graphs.Graphs()
+        self._ran: list[tuple[str | None, str, PassManager]] = []
 
     def run(self, make: Callable[[], nn.Module]) -> Contents:
         self._report("capture")
@@ -60,6 +62,8 @@ class _Compiler:
         (self._folder / PLAN).write_text(plan.encode(planned.plan))
         (self._folder / RECEIPT).parent.mkdir()
         (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
+        self._graphs.misses = graphs.misses_of(self._ran)
+        (self._folder / GRAPHS).write_bytes(graphs.encode(self._graphs))
         return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
 
     def _lower(self, key: str, piece: fx.GraphModule, which: str) -> StoredPiece:
@@ -69,20 +73,21 @@ class _Compiler:
             name = range_name(token_range)
             self._report(f"piece {which}" + ("" if name == "all" else f", {name} tokens"))
             manager = self._manager(Stage.PIECE, token_range)
-            with self._receipt.spend("inductor"):
+            with self._receipt.spend("inductor"), inductor_api.recording_launches() as launches:
                 data = lower(piece, self._target.device.type, token_range, manager)
             self._receipt.pieces.setdefault(key, {})[name] = receipt.receipts_of(manager.reports)
+            self._keep_graphs(key, name, manager, launches)
             file = f"pieces/{key}-{name}.bin"
             (self._folder / file).write_bytes(data)
             files.append((token_range.first, token_range.last, file))
         return StoredPiece(files, tokens)
 
     def _graph_passes(self) -> Callable[[fx.Graph], None]:
-        manager = self._manager(Stage.GRAPH, EVERY)
-
         def run(graph: fx.Graph) -> None:
+            manager = self._manager(Stage.GRAPH, EVERY)
             manager(graph)
             self._receipt.graph.append(receipt.receipts_of(manager.reports))
+            self._ran.append((None, range_name(EVERY), manager))
 
         return run
 
@@ -96,6 +101,15 @@ class _Compiler:
             disabled=self._target.disabled_passes,
             strict=self._target.strict_passes,
         )
+
+    def _keep_graphs(
+        self, key: str, name: str, manager: PassManager, launches: list[inductor_api.Launch]
+    ) -> None:
+        before, after = manager.stages[0][1], manager.stages[-1][1]
+        kernels = graphs.kernels_of(launches, after)
+        found = graphs.PieceGraphs(graphs.ops_of(before), graphs.ops_of(after), kernels)
+        self._graphs.pieces.setdefault(key, {})[name] = found
+        self._ran.append((key, name, manager))
 
     def _keep_objects(self, work: Path) -> None:
         """Only shared objects are needed by a load: those of kernels, of the trial of vector

@@ -33,7 +33,7 @@ from tokenspeed.compile.entry import (
     parse_manifest,
 )
 from tokenspeed.compile.key import digest_of
-from tokenspeed.compile.trust import check_folder, read_own_file, write_file
+from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.kernels import native
 
 NATIVE = "native"
@@ -72,6 +72,7 @@ def pack(cache: CompileCache, entries: Iterable[Entry]) -> dict[str, bytes]:
     if name := _kernel_name():
         path = cache.root / NATIVE / name
         with contextlib.suppress(FileNotFoundError):
+            check_folder(cache.root)
             check_folder(path.parent)
             members[f"{NATIVE}/{name}"] = read_own_file(path)
     return members
@@ -117,9 +118,8 @@ def install_kernels(cache: CompileCache, kernels: Mapping[str, bytes]) -> list[s
     """
     folder = cache.root / NATIVE
     if kernels:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700, parents=True)
-        check_folder(folder)
+        own_folder(cache.root)
+        own_folder(folder)
     new = [name for name in kernels if not os.path.lexists(folder / f"{name}.sha256")]
     for name in new:
         digest = hashlib.sha256(kernels[name]).hexdigest().encode()

@@ -6,6 +6,8 @@ nobody else may write, and that are no links; and each file is checked in the mo
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -18,6 +20,10 @@ class Untrusted(OSError):
     """A file or folder that somebody else may have written; the message is one line."""
 
 
+class NoFile(OSError):
+    """A folder, a link or a pipe in the place of a file; the message is one line."""
+
+
 def check_folder(folder: Path) -> None:
     """Raise Untrusted unless `folder` is a folder of this user that nobody else may write."""
     facts = os.lstat(folder)
@@ -26,16 +32,38 @@ def check_folder(folder: Path) -> None:
     _check(folder, facts)
 
 
+def own_folder(folder: Path) -> None:
+    """Make a folder that only this user may use, where there is none. Raises Untrusted for one that
+    somebody else may write, and OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    check_folder(folder)
+
+
 def read_own_file(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The contents of a file of this user that nobody else may write. Raises OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-        facts = os.fstat(file.fileno())
+    descriptor = _open(path)
+    try:
+        facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
-            raise OSError(f"{path} is not a file")
+            raise NoFile(f"{path} is not a file")
         _check(path, facts)
         if facts.st_size > limit:
             raise Untrusted(f"{path} has {facts.st_size} bytes, more than it may")
-        return file.read(limit)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NoFile(f"{path} is a link") from error
+        raise
 
 
 def _check(path: Path, facts: os.stat_result) -> None:

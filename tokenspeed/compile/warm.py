@@ -7,14 +7,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from tokenspeed.compile import inductor_api, plan
-from tokenspeed.compile.entry import OBJECTS, PLAN, Damaged, Entry, StoredPiece
+from tokenspeed.compile.entry import OBJECTS, PLAN, Damaged, Entry, StoredPiece, Unloadable
 from tokenspeed.compile.inductor_api import VectorIsa
 from tokenspeed.compile.locks import read_lock
 from tokenspeed.compile.plan import Piece, Program
@@ -23,9 +24,16 @@ from tokenspeed.log import logger
 from tokenspeed.passes.rewrite import TokenRange
 from tokenspeed.spans import span
 
+_NOT_ITS_FAULT = (
+    *(OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError),
+    *inductor_api.COMPILER_ERRORS,
+)
+"""Errors that say nothing about an entry, whose every byte has been checked by then."""
+
 
 def load_program(entry: Entry) -> Program:
-    """Load an entry's pieces. Raises Damaged, saying why, whatever goes wrong with them.
+    """Load an entry's pieces. Raises Damaged where they prove to be bad, Unloadable where this
+    machine fails.
 
     What is loaded are the bytes that were checked, from a private copy: the entry itself is never
     written, so it may be read-only, or in use by others.
@@ -35,7 +43,9 @@ def load_program(entry: Entry) -> Program:
             return _load(entry)
         except Exception as error:
             reason = f"its pieces cannot be loaded: {type(error).__name__}: {error}"
-            raise Damaged(reason.splitlines()[0][:300]) from error
+            is_here = any(isinstance(each, _NOT_ITS_FAULT) for each in _causes(error))
+            kind = Unloadable if is_here else Damaged
+            raise kind(reason.splitlines()[0][:300]) from error
 
 
 def _load(entry: Entry) -> Program:
@@ -88,12 +98,23 @@ def _private_folder(beside: Path, entry: Entry) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=".load-", dir=beside))
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="tokenspeed-"))
-    for name, data in entry.files.items():
-        if name.split("/")[0] in OBJECTS:
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+    try:
+        for name, data in entry.files.items():
+            if name.split("/")[0] in OBJECTS:
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came of."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _num_objects(folder: Path) -> int:

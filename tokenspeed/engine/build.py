@@ -11,7 +11,7 @@ from torch import nn
 
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
-from tokenspeed.engine.attention import attention_backend, make_attention
+from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
@@ -46,6 +46,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
             progress("config", config.model.model)
             model = settle_layout(resolve_served(config), config)
             _log_model(model)
+        attention = PendingAttention(config, model)
         with obtain_program(model, config) as pending:
             module = _load(model, config, progress)
             with span("kv.build"):
@@ -58,7 +59,10 @@ def build_engine(config: Config, progress: Progress) -> Engine:
                 obtained.linear.install(module.parameters(), are_real, progress)
         with span("executor.init"):
             executable = Executable(obtained.program, module)
-            return _join(model, config, executable, groups, pool, obtained.level, began, progress)
+            return _join(
+                *(model, config, executable, attention, groups, pool),
+                *(obtained.level, began, progress),
+            )
 
 
 def _log_model(model: ServedModel) -> None:
@@ -119,6 +123,7 @@ def _join(
     model: ServedModel,
     config: Config,
     executable: Executable,
+    attention: PendingAttention,
     groups: list[CacheGroup],
     pool: PagePool,
     level: str,
@@ -138,7 +143,8 @@ def _join(
         max_model_len=max_model_len,
     )
     worker, num_graphs = _build_worker(
-        config, executable, groups, pool, max_model_len, vocab_size, eos_ids, progress
+        *(config, executable, attention, groups, pool),
+        *(max_model_len, vocab_size, eos_ids, progress),
     )
     if num_graphs:
         level = f"{level}, {num_graphs} CUDA graphs"
@@ -168,6 +174,7 @@ def _join(
 def _build_worker(
     config: Config,
     executable: Executable,
+    pending: PendingAttention,
     groups: list[CacheGroup],
     pool: PagePool,
     max_model_len: int,
@@ -181,7 +188,7 @@ def _build_worker(
         *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
         scratch_page=pool.scratch_page,
     )
-    attention = make_attention(attention_backend(config, device), groups, pool, slots)
+    attention = pending.result(groups, pool, slots)
     graphs = record_graphs(config, executable, attention, slots, progress)
     worker = Worker(
         executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs

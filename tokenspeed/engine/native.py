@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 
 from tokenspeed import ledger
 from tokenspeed.compile.cache import cache_root
-from tokenspeed.compile.trust import check_folder, read_own_file, write_file
+from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.config import Config
 from tokenspeed.kernels import native
 from tokenspeed.kernels.native import BuildError, Native
@@ -30,6 +31,10 @@ from tokenspeed.log import logger
 from tokenspeed.spans import span
 
 FOLDER = "native"
+_MAX_KEPT = 4
+"""Objects that stay, of several CPUs and versions: those used last."""
+
+_STALE_S = 86400.0
 
 
 def obtain_native(config: Config) -> Native | None:
@@ -53,6 +58,7 @@ def obtain_native(config: Config) -> Native | None:
 def _stored(path: Path) -> Native | None:
     """What lies there, if it is whole and only this user can have written it."""
     try:
+        check_folder(path.parent.parent)
         check_folder(path.parent)
         digest = read_own_file(_digest_path(path), 128).decode(errors="replace")
         data = read_own_file(path)
@@ -61,7 +67,10 @@ def _stored(path: Path) -> Native | None:
         with contextlib.ExitStack() as stack:
             place, _ = _room(stack, path.parent)
             write_file(place / path.name, data)
-            return native.load(place / path.name)
+            kernels = native.load(place / path.name)
+        with contextlib.suppress(OSError):
+            os.utime(_digest_path(path))  # it is used
+        return kernels
     except (BuildError, OSError):
         return None
 
@@ -87,10 +96,8 @@ def _room(stack: contextlib.ExitStack, folder: Path) -> tuple[Path, OSError | No
     when it is gone, and nobody can change it any more: a mapped file must never be written.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        check_folder(folder)
+        own_folder(folder.parent)
+        own_folder(folder)
         return Path(stack.enter_context(_temporary(".load-", folder))), None
     except OSError as error:
         return Path(stack.enter_context(_temporary("tokenspeed-native-", None))), error
@@ -105,6 +112,20 @@ def _keep(data: bytes, place: Path, path: Path) -> None:
         for target, each in contents.items():
             write_file(place / f"kept-{target.name}", each)
             os.replace(place / f"kept-{target.name}", target)
+        _thin(path.parent)
+
+
+def _thin(folder: Path) -> None:
+    """Remove objects that were not used for long, and what processes that were killed have left.
+    Raises OSError.
+    """
+    digests = sorted(folder.glob("*.sha256"), key=lambda path: path.lstat().st_mtime)
+    for path in digests[:-_MAX_KEPT]:
+        path.unlink()  # without it the object is none
+        path.with_suffix("").unlink(missing_ok=True)
+    for path in folder.glob(".*"):
+        if time.time() - path.lstat().st_mtime > _STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _digest_path(path: Path) -> Path:

@@ -28,7 +28,7 @@ import torch
 
 from tokenspeed import ledger
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
-from tokenspeed.compile.entry import Damaged, Entry
+from tokenspeed.compile.entry import Damaged, Entry, Unloadable
 from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
@@ -76,7 +76,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         dtype=model.dtype,
         device=model.device,
         ranges=token_ranges(device),
-        fuses_prologue=attention_backend(config, model.device).fuses_prologue,
+        fuses_prologue=attention_backend(config, model).backend.fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
         layout=model.layout,
@@ -181,6 +181,13 @@ class _Compiled:
                 self._cache.set_aside(self._entry.folder, str(error))
                 if self._config.compile.require_cache:
                     raise _required(str(error)) from error
+            except Unloadable as error:
+                if self._config.compile.require_cache:
+                    raise ConfigError(
+                        f"--require-cache: the entry is there, but {error}"
+                    ) from error
+                _give_up(str(error))
+                return None
             if self._is_asked_for:
                 self._child = self._start_child()
         return self._from_child(progress) if self._child else None
@@ -208,7 +215,7 @@ class _Compiled:
         try:
             child = CompileChild(job)
         except OSError as error:
-            _give_up(f"its process cannot be started: {error}")
+            _give_up(f"compiling failed: its process cannot be started: {error}")
             return None
         self._loader.submit(carried(_import_warm))  # while the child compiles
         return child
@@ -221,11 +228,11 @@ class _Compiled:
                 raise ConfigError(
                     f"--strict-passes: {done.message}; --disable-pass leaves a pass out"
                 )
-            _give_up(done.message)
+            _give_up(f"compiling failed: {done.message}")
             return None
         found = self._cache.find(self._facts)
         if isinstance(found, Miss):
-            _give_up(found.reason)
+            _give_up(f"compiling failed: {found.reason}")
             return None
         logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
         ledger.add(done.jit)
@@ -233,8 +240,10 @@ class _Compiled:
             return self._obtained(_load(found), f"compiled in {done.seconds:.1f} s", found)
         except Damaged as error:
             self._cache.set_aside(found.folder, str(error))
-            _give_up(str(error))
-            return None
+            _give_up(f"compiling failed: {error}")
+        except Unloadable as error:
+            _give_up(f"compiled, but {error}")
+        return None
 
     def _obtained(self, program: Program, how: str, entry: Entry) -> Obtained:
         linear = LinearKernels(self._native.result(), entry) if self._native else None
@@ -267,4 +276,4 @@ def _required(reason: str) -> ConfigError:
 
 def _give_up(reason: str) -> None:
     """Say why there is no program."""
-    logger.warning("pieces run eagerly (-O0): compiling failed: %s", reason)
+    logger.warning("pieces run eagerly (-O0): %s", reason)

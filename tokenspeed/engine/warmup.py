@@ -40,7 +40,7 @@ def warmup(configs: Sequence[Config], export: str | None = None) -> int:
             if config.compile.level == 0:
                 logger.info("level 0 runs pieces as they are: there is nothing to compile")
                 continue
-            entry = _filled(cache, config)
+            entry = filled(cache, config)
             entries[entry.folder.name] = entry
         if export is not None:
             write_entries(cache, list(entries.values()), export)
@@ -78,7 +78,7 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
     print(f"{digest}  {path}")
 
 
-def _filled(cache: CompileCache, config: Config) -> Entry:
+def filled(cache: CompileCache, config: Config) -> Entry:
     model, facts = wanted(config)
     what = f"{model.source.name} on {model.device} in {model.dtype_name}"
     found = cache.find(facts)

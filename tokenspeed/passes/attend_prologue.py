@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, fx
 
 from tokenspeed.kernels.attend import ATTEND
-from tokenspeed.passes.rewrite import Walk
+from tokenspeed.passes.rewrite import Miss, Walk
+from tokenspeed.passes.sources import sources_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,42 @@ def run(graph: fx.Graph) -> int:
             )
             moved += 1
     return moved
+
+
+def nearest(graph: fx.Graph) -> Miss | None:
+    """What keeps the first call that has no prologue from having one. Of four steps: the rotation
+    of q, that of k, both alike, and nothing between used elsewhere.
+    """
+    for node in _calls(graph):
+        q, k = (_rotated(arg) for arg in node.args[:2])
+        for step, (name, turned) in enumerate((("queries", q), ("keys", k))):
+            if turned is None:
+                last = _unwrap(node.args[step])
+                found = getattr(last.target, "__name__", last.target)
+                reason = f"the {name} come out of {found}, not of a rotation of two halves"
+                return _miss(step, last, reason)
+        assert q is not None and k is not None
+        if not _alike(q, k):
+            return _miss(2, node, _unlike(q, k))
+        for each in q.inner | k.inner:
+            for user in each.users:
+                if user is not node and user not in q.inner | k.inner:
+                    return _miss(3, each, f"{each.name} is used by {user.name} as well")
+    return None
+
+
+def _miss(matched: int, node: fx.Node, reason: str) -> Miss:
+    return Miss(matched, 4, node.name, sources_of(node), reason)
+
+
+def _unlike(q: _Rotated, k: _Rotated) -> str:
+    """How queries and keys are treated differently."""
+    if (q.weight is None) != (k.weight is None):
+        normed, plain = ("keys", "queries") if q.weight is None else ("queries", "keys")
+        return f"the {normed} are normed, the {plain} not"
+    if q.eps != k.eps:
+        return f"the norm's epsilon is {q.eps} for queries, {k.eps} for keys"
+    return "queries and keys are turned by different angles"
 
 
 def _calls(graph: fx.Graph) -> Sequence[fx.Node]:
@@ -156,4 +193,4 @@ def _value(node: fx.Node) -> Tensor:
     return value
 
 
-PASS = Walk(name="attend_prologue", run=run, expected=expected)
+PASS = Walk(name="attend_prologue", run=run, expected=expected, nearest=nearest)

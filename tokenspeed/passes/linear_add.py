@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tokenspeed.kernels.small_linear import linear_add, linear_add_reference
 from tokenspeed.passes.rewrite import FEW, Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import aten, calls, products, refuse_product, refuse_rows
+from tokenspeed.passes.torch_api import is_same
 
 
 def replacement(x: Tensor, w: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -35,12 +35,8 @@ def check(operands: Operands) -> str | None:
     if residual.dtype != x.dtype:
         return f"the residual is {residual.dtype}, x {x.dtype}"
     sizes = (x.shape[0], w.shape[0])
-    same = residual.dim() == 2 and all(map(_is_same, residual.shape, sizes))
+    same = residual.dim() == 2 and all(map(is_same, residual.shape, sizes))
     return None if same else f"the residual is {list(residual.shape)}, the product {list(sizes)}"
-
-
-def _is_same(one: object, other: object) -> bool:
-    return statically_known_true(one == other)
 
 
 def expected(graph: fx.Graph) -> int:

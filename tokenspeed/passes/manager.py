@@ -16,7 +16,9 @@ from pathlib import Path
 from torch import fx
 
 from tokenspeed.log import logger
-from tokenspeed.passes.rewrite import Count, TokenRange
+from tokenspeed.passes.rewrite import Count, Miss, TokenRange
+from tokenspeed.passes.sources import mark
+from tokenspeed.passes.traffic import traffic
 
 _PACKAGE = Path(__file__).parent.parent
 
@@ -28,7 +30,8 @@ GraphPass = Callable[[fx.Graph], int]
 @dataclass(frozen=True)
 class Step:
     """A pass as the manager runs it. `off` says why it does not run, or is None. `refused` is
-    filled by `run`: why matches were left alone, in the last graph.
+    filled by `run`: why matches were left alone, in the last graph. `nearest` looks for the nearest
+    miss in a graph that `run` has left.
     """
 
     name: str
@@ -36,11 +39,14 @@ class Step:
     expected: Count | None = None
     off: str | None = None
     refused: list[str] = field(default_factory=list)
+    nearest: Callable[[fx.Graph], Miss | None] | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a pass did to a graph. `expected` is None where a pass does not predict."""
+    """What a pass did to a graph. `expected` is None where a pass does not predict. `saved` are
+    bytes of memory traffic at one token (`traffic`).
+    """
 
     name: str
     matched: int = 0
@@ -49,6 +55,7 @@ class Report:
     error: str | None = None
     refused: tuple[str, ...] = ()
     seconds: float = 0.0
+    saved: int = 0
 
     @property
     def is_short(self) -> bool:
@@ -65,8 +72,9 @@ class PassFailed(RuntimeError):
 
 
 class PassManager:
-    """Call it with a graph; `reports` then tells about that graph, a report a step. `failure` is
-    what it raised, for callers whom it reaches as another error.
+    """Call it with a graph; `reports` then tells about that graph, a report a step, and `stages`
+    are copies: the graph before each step that changed it, by the step's name, and at the end.
+    `failure` is what it raised, for callers whom it reaches as another error.
     """
 
     def __init__(
@@ -89,14 +97,18 @@ class PassManager:
             "sources": digest_of([*pass_sources(), *sources]),
         }
         self.reports: list[Report] = []
+        self.stages: list[tuple[str, fx.Graph]] = []
+        self._unmatched: dict[str, fx.Graph] = {}
         self.failure: PassFailed | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
-        self.reports = []
+        self.reports, self.stages, self._unmatched = [], [], {}
         if self._dump:
             self._dump("before", str(graph))
+        mark(graph)
         for step in self._steps:
             self.reports.append(self._report(step, graph))
+        self.stages.append(("", _copy(graph)))
         if self._dump:
             self._dump("after", str(graph))
 
@@ -104,6 +116,20 @@ class PassManager:
     def counts(self) -> dict[str, int]:
         """Matches by pass, in the last graph; passes that did not match are left out."""
         return {report.name: report.matched for report in self.reports if report.matched}
+
+    def nearest(self, name: str) -> Miss | None:
+        """The nearest miss of a pass that ran over the last graph and did not match, or not often
+        enough; None where nothing is alike. Never raises: it only explains.
+        """
+        (step,) = [step for step in self._steps if step.name == name]
+        graph = self._unmatched.get(name)
+        if step.nearest is None or graph is None:
+            return None
+        try:
+            return step.nearest(graph)
+        except Exception as error:
+            logger.warning("no nearest miss can be told of the pass %s: %s", name, error)
+            return None
 
     def uuid(self) -> str:
         """Equal for managers that do the same to every graph."""
@@ -128,13 +154,23 @@ class PassManager:
             return Report(step.name, error=f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - start
         refused = tuple(dict.fromkeys(step.refused))
-        report = Report(step.name, matched, expected, None, None, refused, seconds)
+        saved = self._keep(step, before, graph) if matched else 0
+        report = Report(step.name, matched, expected, None, None, refused, seconds, saved)
+        if report.is_short or not matched:
+            self._unmatched[step.name] = _copy(graph) if matched else before
         if report.is_short:
             self._complain(report)
         return report
 
+    def _keep(self, step: Step, before: fx.Graph, graph: fx.Graph) -> int:
+        """Keep what the graph was before a step that changed it; the bytes that the step saved."""
+        self.stages.append((step.name, before))
+        return max(0, traffic(before) - traffic(graph))
+
     def _complain(self, report: Report) -> None:
         reason = "; ".join(report.refused) or "its pattern does not match the graph"
+        if not report.refused and (miss := self.nearest(report.name)) is not None:
+            reason = str(miss)
         text = f"the pass {report.name} matched {report.matched} of {report.expected}: {reason}"
         if self._strict and not report.refused:
             raise self._failed(text)

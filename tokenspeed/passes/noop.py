@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tokenspeed.passes.rewrite import Walk
 from tokenspeed.passes.shapes import aten
+from tokenspeed.passes.torch_api import is_same
 
 _SAME_WHERE_EQUAL = {
     aten.view.default,
@@ -68,9 +68,7 @@ def _may_be_returned(node: fx.Node) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return len(one) == len(other) and all(
-        statically_known_true(a == b) for a, b in zip(one, other, strict=True)
-    )
+    return len(one) == len(other) and all(map(is_same, one, other))
 
 
 PASS = Walk(name="noop", run=run)

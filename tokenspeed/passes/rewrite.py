@@ -57,6 +57,33 @@ class Case:
 Operands = Mapping[str, Any]
 """A match's operands by the pattern's parameter names: fake tensors, or plain numbers."""
 
+
+@dataclass(frozen=True)
+class Miss:
+    """The nearest that a graph came to a pass that did not match: `matched` of the pattern's
+    `total` ops (of a walk's steps) are there, at `node` it ended. `reason` says what was to be
+    there and what is. `check` names the check that refused what did match, or is empty.
+    """
+
+    matched: int
+    total: int
+    node: str
+    sources: tuple[str, ...]
+    reason: str
+    check: str = ""
+
+    @property
+    def share(self) -> float:
+        return self.matched / self.total
+
+    def __str__(self) -> str:
+        """In a line."""
+        at = f" ({self.sources[0]})" if self.sources else ""
+        refused = f"{self.check} refused: " if self.check else ""
+        got = f"{self.matched} of {self.total} ops are there"
+        return f"{got}; at {self.node}{at}: {refused}{self.reason}"
+
+
 Count = Callable[[fx.Graph], int]
 
 
@@ -87,11 +114,12 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Walk:
-    """Change the graph by hand; `run` returns how often."""
+    """Change the graph by hand; `run` returns how often. `nearest` looks for what it nearly did."""
 
     name: str
     run: Count
     expected: Count | None = None
+    nearest: Callable[[fx.Graph], Miss | None] | None = None
     serves: TokenRange = EVERY
 
 

@@ -1,0 +1,117 @@
+"""FlashInfer's FlashAttention-3 beside the Triton kernels, at real sizes."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from paged_cases import Case, Operands, operands
+
+from tokenspeed.kernels import kv_store, paged_prefill
+from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, GroupPrefill, Prefill
+from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill_name
+from tokenspeed.kv.specs import CacheGroup, FullAttention
+
+CUDA, BF16 = torch.device("cuda"), torch.bfloat16
+
+
+def is_hopper() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not (is_hopper() and is_installed() and is_built(prefill_name(BF16, 128))),
+        reason="needs a GPU of compute capability 9.0, flashinfer and its built kernels",
+    ),
+    pytest.mark.filterwarnings("ignore"),  # of what FlashInfer imports
+]
+
+
+def make() -> Prefill:
+    library = importlib.import_module("tokenspeed.kernels.flashinfer_prefill")
+    made: Prefill = library.make_prefill(CUDA)
+    return made
+
+
+def spec_of(case: Case) -> FullAttention:
+    return FullAttention(
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.size,
+        scale=case.size**-0.5,
+    )
+
+
+def host_of(given: Operands, num_decodes: int) -> AttentionStep:
+    step, table = given.step, given.layer.table.cpu().long()
+    starts = (step.query_starts[num_decodes:] - num_decodes).tolist()
+    slots = step.slots[num_decodes:].tolist()
+    lengths = step.context_lens[num_decodes:].tolist()
+    return AttentionStep(starts, lengths, [[table[slot] for slot in slots]])
+
+
+def attend(backend: type[TritonAttention], case: Case, own: Operands, step: DeviceStep) -> Any:
+    group = CacheGroup(spec_of(case), (0,))
+    pool: Any = SimpleNamespace(keys=[own.layer.keys], values=[own.layer.values])
+    if issubclass(backend, FlashInferAttention):
+        attention: TritonAttention = backend([group], pool, [own.layer.table], make)
+    else:
+        attention = backend([group], pool, [own.layer.table])
+    attention.plan_device(step)
+    if own.prologue is None:
+        return attention.attend(own.q, own.k, own.v, 0, None)
+    return attention.attend_fused(own.q, own.k, own.v, 0, None, own.prologue)
+
+
+CASES = [
+    (Case((4096,), (4096,), 32, 8, 128, norm=True, turned=128, dtype=BF16), 0),
+    (Case((700, 1, 33, 128), (700, 2049, 300, 640), 32, 8, 128, turned=128, dtype=BF16), 0),
+    (Case((1, 1, 1, 300, 77), (700, 9, 2049, 8300, 500), 16, 8, 128, dtype=BF16), 3),
+    (Case((128,) * 24, tuple(range(1000, 1024)), 32, 8, 128, norm=True, turned=128, dtype=BF16), 0),
+    (Case((300, 17), (300, 4000), 64, 8, 128, dtype=BF16, block_size=1), 0),
+    (Case((300, 17), (300, 4000), 8, 8, 128, dtype=BF16, block_size=64), 0),
+    (Case((257,), (1000,), 40, 1, 128, dtype=BF16, block_size=32), 0),
+]
+
+
+@pytest.mark.parametrize(("case", "num_decodes"), CASES, ids=str)
+def test_chunks_like_triton(case: Case, num_decodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = operands(case, CUDA)
+    step = replace(given.step, num_decodes=num_decodes)
+    mine, theirs = given.with_own_cache(), given.with_own_cache()
+    want = attend(TritonAttention, case, theirs, step)
+    monkeypatch.setattr(paged_prefill, "launch", None)  # FlashInfer it is
+    step = replace(step, host=host_of(given, num_decodes))
+    got = attend(FlashInferAttention, case, mine, step)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    for a, b in ((mine.layer.keys, theirs.layer.keys), (mine.layer.values, theirs.layer.values)):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_plans_run_ahead_of_the_device() -> None:
+    """Each step is planned before the device has begun with the one in front of it."""
+    shapes = [((300 + 64 * i, 90), (300 + 64 * i, 700 - 50 * i)) for i in range(6)]
+    cases = [Case(*shape, 32, 8, 128, dtype=BF16) for shape in shapes]
+    given = [operands(case, CUDA) for case in cases]
+    hosts = [host_of(each, 0) for each in given]
+    queries = [kv_store.launch(q, k, v, layer, step, None) for q, k, v, layer, step, *_ in given]
+    outs = [torch.empty(q.shape, dtype=BF16, device=CUDA) for q in queries]
+    prefill = GroupPrefill(0, spec_of(cases[0]), given[0].layer.keys, make)
+    prefill.warm_up(given[0].layer.keys, given[0].layer.values)
+    torch.cuda.synchronize()
+    for own, host, q, out in zip(given, hosts, queries, outs, strict=True):
+        torch.cuda._sleep(100_000_000)
+        prefill.plan(host)
+        prefill.run(q, own.layer.keys, own.layer.values, out)
+    for own, q, out in zip(given, queries, outs, strict=True):
+        want = paged_prefill.launch(q, own.layer, own.step)
+        torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)

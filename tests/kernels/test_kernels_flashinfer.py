@@ -1,0 +1,188 @@
+"""FlashInfer's part of attention on a CPU: what it is told, what is left to Triton, which builds
+are found.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from flashinfer_fake import FakePrefill, replace_kernels
+from paged_cases import device_step
+from torch import Tensor
+
+from tokenspeed.kernels import flashinfer_builds
+from tokenspeed.kernels.attention_flashinfer import (
+    MIN_TOKENS,
+    FlashInferAttention,
+    is_served,
+    paged_rows,
+)
+from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kv.pool import PagePool
+from tokenspeed.kv.specs import CacheGroup, FullAttention
+
+CPU = torch.device("cpu")
+BLOCK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windowed(FullAttention):
+    window: int
+
+
+FULL = FullAttention(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1)
+OTHER = FullAttention(num_heads=2, num_kv_heads=2, head_dim=128, scale=0.05)
+SMALL = FullAttention(num_heads=2, num_kv_heads=2, head_dim=64, scale=0.125)
+WINDOW = Windowed(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1, window=40)
+GROUPS = [
+    CacheGroup(FULL, (0, 3)), CacheGroup(OTHER, (1,)), CacheGroup(SMALL, (2,)),
+    CacheGroup(WINDOW, (4,)),
+]  # fmt: skip
+SPECS = [FULL, OTHER, SMALL, FULL, WINDOW]
+
+
+def test_rows_are_told_with_their_pages() -> None:
+    tables = [
+        [torch.tensor([7, 3, 9]), torch.tensor([4, 1])],
+        [torch.tensor([5, 6]), torch.tensor([8])],
+    ]
+    step = AttentionStep([0, 20, 25], [32, 5], tables)
+    rows = paged_rows(step, 1, BLOCK, pinned=False)
+    assert [each.tolist() for each in rows] == [[0, 20, 25], [0, 2, 3], [5, 6, 8], [16, 5], [32, 5]]
+    assert paged_rows(step, 0, BLOCK, pinned=False).pages.tolist() == [7, 3, 4]
+    assert all(each.dtype == torch.int32 for each in rows)
+
+
+class Trial:
+    """FlashInfer's attention and Triton's, each with a pool of the same random pages."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prefills = replace_kernels(monkeypatch)
+        torch.manual_seed(0)
+        self.made: list[FakePrefill] = []
+        pools = [PagePool(GROUPS, 200, BLOCK, torch.float32, CPU) for _ in range(2)]
+        for ours, theirs in zip(*(pool.keys + pool.values for pool in pools), strict=True):
+            theirs.copy_(ours.normal_())
+        self.tables = [torch.randperm(200)[:180].int().view(6, 30) for _ in GROUPS]
+        self.ours = FlashInferAttention(GROUPS, pools[0], self.tables, self._make)
+        self.theirs = TritonAttention(GROUPS, pools[1], self.tables)
+
+    def _make(self) -> FakePrefill:
+        self.made.append(FakePrefill())
+        return self.made[-1]
+
+    def plan(self, query_lens: list[int], context_lens: list[int], num_decodes: int) -> None:
+        slots = list(range(len(query_lens)))[::-1]
+        step = device_step(slots, query_lens, context_lens, CPU)
+        starts = (step.query_starts[num_decodes:] - num_decodes).tolist()
+        tables = [[t[slot].long() for slot in slots[num_decodes:]] for t in self.tables]
+        host = AttentionStep(starts, context_lens[num_decodes:], tables)
+        self.plan_step(replace(step, num_decodes=num_decodes, host=host))
+
+    def plan_step(self, step: DeviceStep) -> None:
+        self.num_tokens = step.num_tokens
+        self.ours.plan_device(step)
+        self.theirs.plan_device(step)
+
+    def agrees(self, layers: Sequence[int], *, pad: int = 0, sinks: Tensor | None = None) -> None:
+        for layer in layers:
+            spec = SPECS[layer]
+            heads = spec.num_heads, spec.num_kv_heads, spec.num_kv_heads
+            q, k, v = (torch.randn(self.num_tokens + pad, n, spec.head_dim) for n in heads)
+            want = self.theirs.attend(q, k, v, layer, sinks)
+            self.prefills.clear()
+            torch.testing.assert_close(self.ours.attend(q, k, v, layer, sinks), want)
+
+    @property
+    def runs(self) -> list[int]:
+        return [each.num_runs for each in self.made]
+
+
+def test_chunks_go_to_flashinfer_and_decodes_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    assert trial.runs == [1, 0, 1, 0], "a kernel is loaded once a group, before a step needs it"
+    trial.plan([1, 1, 200, 1, 90], [17, 300, 200, 33, 400], num_decodes=2)
+    trial.agrees([0, 3, 1], pad=5)
+    assert not trial.prefills and trial.runs == [1, 2, 1, 1]
+    planned = trial.made[1].planned
+    assert planned.starts == [0, 200, 201, 291] and planned.lengths == [200, 33, 400]
+    assert planned.page_starts == [0, 13, 16, 41] and planned.last == [8, 1, 16]
+    rows = [trial.tables[0][2, :13], trial.tables[0][1, :3], trial.tables[0][0, :25]]
+    assert planned.pages == torch.cat(rows).tolist()
+    assert planned.numbers == (4, 2, 128, BLOCK)
+    assert planned.options == {
+        "causal": True, "sm_scale": 0.1, "q_data_type": torch.float32,
+        "max_token_per_sequence": 200,
+    }  # fmt: skip
+    other = trial.made[3].planned
+    assert other.numbers == (2, 2, 128, BLOCK) and other.options["sm_scale"] == 0.05
+    assert other.pages[:13] == trial.tables[1][2, :13].tolist()
+
+
+def test_wrappers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    for _ in range(3):
+        trial.plan([300], [310], num_decodes=0)
+        trial.agrees([0])
+    assert trial.runs == [2, 2, 1, 0]
+
+
+def test_what_flashinfer_does_not_serve_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(map(is_served, SPECS)) == [True, True, False, True, False]
+    trial = Trial(monkeypatch)
+    trial.plan([300], [310], num_decodes=0)
+    for layer in (2, 4):
+        trial.agrees([layer])
+        assert trial.prefills == [(300, False)]
+    trial.agrees([0], sinks=torch.randn(4))
+    assert trial.prefills == [(300, True)] and trial.runs == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("tokens", [MIN_TOKENS - 1, MIN_TOKENS])
+def test_few_tokens_are_not_planned(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    trial = Trial(monkeypatch)
+    trial.plan([1, 1, tokens], [9, 9, tokens], num_decodes=2)
+    trial.agrees([0])
+    assert trial.prefills == ([] if tokens >= MIN_TOKENS else [(tokens, False)])
+
+
+def test_a_step_that_the_host_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    trial.plan([300], [310], num_decodes=0)
+    trial.plan_step(device_step([0, 1], [1, 299], [50, 299], CPU))
+    trial.agrees([0])
+    assert trial.prefills == [(300, False)]
+    trial.plan_step(device_step([0, 1], [1, 1], [50, 299], CPU))
+    trial.agrees([0])
+    assert trial.runs == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "folder", ["flashinfer/data/aot", "flashinfer_jit_cache/jit_cache"], ids=["own", "package"]
+)
+def test_builds_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str) -> None:
+    package = folder.split("/")[0]
+    for name in ("flashinfer", "flashinfer_jit_cache"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = flashinfer_builds.prefill_name(torch.bfloat16, 128)
+    assert name == (
+        "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_"
+        "head_dim_qk_128_head_dim_vo_128_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False"
+        "_sm90"
+    )
+    assert not flashinfer_builds.is_built(name)
+    (tmp_path / folder / name).mkdir(parents=True)
+    (tmp_path / folder / name / f"{name}.so").touch()
+    assert flashinfer_builds.is_built(name)
+    if package == "flashinfer":
+        assert flashinfer_builds.is_installed()
