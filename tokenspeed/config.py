@@ -155,6 +155,9 @@ class CompileConfig(Settings):
         low=1,
         high=4096,
     )
+    disable_prefill_graph: bool = option(
+        False, "record CUDA graphs of decode steps alone, none of small steps with prompt tokens"
+    )
     jit_after_ready: str = option(
         "warn",
         "what a compile that holds up requests is: a warning, or an error that ends the requests "

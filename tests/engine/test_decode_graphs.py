@@ -12,8 +12,9 @@ from torch import Tensor
 from tokenspeed.batch import Batch
 from tokenspeed.compile.cudagraph import GraphPool, Recording, graph_sizes, padded_size
 from tokenspeed.engine.decode_graphs import DecodeGraphs
+from tokenspeed.engine.prefill_graphs import ROWS, PrefillGraphs
 from tokenspeed.engine.slots import Slots
-from tokenspeed.engine.worker import Worker
+from tokenspeed.engine.worker import Graphs, Worker
 from tokenspeed.kernels.device_step import DeviceStep
 
 SLOTS, SCRATCH_PAGE = 6, 77
@@ -36,14 +37,19 @@ class DeviceSteps:
     attend_fused = attend
 
 
-def make_worker(*sizes: int) -> tuple[Worker, DeviceSteps]:
+def make_worker(*sizes: int, tokens: tuple[int, ...] = ()) -> tuple[Worker, DeviceSteps]:
     model, attention = Arithmetic(), DeviceSteps()
     slots = Slots(SLOTS, 600, 2, BLOCK, torch.device("cpu"), scratch_page=SCRATCH_PAGE)
     graphs = None
     if sizes:
-        graphs = DecodeGraphs(model, attention, slots, sizes)
+        pool = GraphPool(slots.device)
+        decode = DecodeGraphs(model, attention, slots, sizes, pool)
+        prefill = PrefillGraphs(model, attention, slots, tokens, pool)
+        graphs = Graphs(decode, prefill)
         for size in sorted(sizes, reverse=True):
-            graphs.record(size)
+            decode.record(size)
+        for size in prefill.sizes:
+            prefill.record(size)
     worker = Worker(
         model, attention, slots, vocab_size=VOCAB, eos_ids=frozenset({1}), graphs=graphs
     )
@@ -143,3 +149,35 @@ def test_a_replay_runs_again_into_the_same_tensors() -> None:
     x.fill_(5)
     recording.replay()
     assert result.tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9}, {"prompt_logprobs": 1}])
+def test_recorded_chunks_give_what_launched_ones_give(params: dict[str, Any]) -> None:
+    """Chunks, decodes beside them, rows that are not sampled; 12 tokens fit no recording."""
+    plain, recorded = make_worker()[0], make_worker(2, tokens=(4, 8))[0]
+    ids = [5, 6, 7, 8, 9]
+    results = []
+    for worker in (plain, recorded):
+        starts = (begin(0, ids, **params), begin(3, ids[:3], **params))
+        found = [step(worker, prefill(0, 0, 3, sample=False), starts=starts)]
+        found.append(step(worker, prefill(3, 0, 3, sample=True), prefill(0, 3, 2, sample=True)))
+        long = begin(1, ids * 4, **params)
+        found.append(step(worker, decode(3, 3), prefill(1, 0, 6, sample=False), starts=(long,)))
+        found.append(step(worker, decode(0, 5), decode(3, 4), prefill(1, 6, 10, sample=False)))
+        found.append(step(worker, prefill(1, 16, 4, sample=True), decode(0, 6)))
+        results.append(found)
+    assert results[0] == results[1]
+
+
+def test_tokens_left_over_stand_in_scratch() -> None:
+    worker, attention = make_worker(1, tokens=(8,))
+    pages = {"page_starts": [0, 0], "pages": [[4], [2]]}
+    step(worker, prefill(2, 0, 3, sample=True, **pages), starts=(begin(2, [1, 2, 3]),))
+    planned = attention.steps[-1]
+    assert planned.num_tokens == 8 and planned.num_rows == ROWS + 1
+    assert planned.slots.tolist() == [2] + [SLOTS] * ROWS
+    assert planned.query_starts.tolist() == [0, 3] + [8] * ROWS
+    assert planned.context_lens.tolist() == [3, 5] + [0] * (ROWS - 1)
+    assert planned.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
+    assert planned.token_rows.tolist() == [0] * 3 + [1] * 5
+    assert worker.slots.lengths[SLOTS] == 1

@@ -12,7 +12,7 @@ from tokenspeed.cli.scan import Takes
 _ONE, _MANY = Takes.ONE, Takes.MANY
 _ONE_DEVICE = "one device is used now; 1 is accepted"
 _NO_SPECULATION = "no speculative decoding yet; leave it out"
-_NO_PREFILL_GRAPHS = "only decode steps are CUDA graphs"
+_PREFILL_GRAPHS = "steps of up to 1024 tokens are CUDA graphs; --disable-prefill-graph: none"
 _PADDED = "a step takes the next larger graph, and graphs are kept"
 _NO_PARSERS = "output is not parsed yet; leave it out, the text arrives whole in `content`"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
@@ -132,10 +132,9 @@ TABLE: Table = {
         same("--optimization-level", "-O", takes=_ONE),
         same("--enable-torch-compile", "-O1"),
         same("--disable-cuda-graph", "-O1"),
-        always("--disable-prefill-graph", _NO_PREFILL_GRAPHS),
         either("--disable-cuda-graph-padding --enable-cudagraph-gc", _PADDED),
-        granted("--prefill-graph-max-tokens", _NO_PREFILL_GRAPHS),
-        granted("--prefill-graph-capture-sizes", _NO_PREFILL_GRAPHS, takes=_MANY),
+        granted("--prefill-graph-max-tokens", _PREFILL_GRAPHS),
+        granted("--prefill-graph-capture-sizes", _PREFILL_GRAPHS, takes=_MANY),
         granted(
             "--compilation-config -cc",
             "levels decide: -O0 runs eagerly, -O1 compiles, -O2 records CUDA graphs",

@@ -193,4 +193,4 @@ def _build_worker(
     worker = Worker(
         executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
     )
-    return worker, len(graphs.sizes) if graphs else 0
+    return worker, len(graphs) if graphs else 0

@@ -62,6 +62,7 @@ class DecodeGraphs:
         attention: DeviceAttention,
         slots: Slots,
         sizes: Sequence[int],
+        pool: GraphPool,
     ) -> None:
         self._executable = executable
         self._attention = attention
@@ -69,7 +70,7 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         self._steps: dict[int, UniformStep] = {}
         largest, device = self._sizes[-1], slots.device
-        self._pool = GraphPool(device)
+        self._pool = pool
         self._row_slots = torch.full((largest,), slots.scratch, device=device)
         self._order = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._held: list[int] = []

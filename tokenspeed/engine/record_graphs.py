@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
-from tokenspeed.compile.cudagraph import graph_sizes
+from tokenspeed.compile.cudagraph import GraphPool, graph_sizes
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
 from tokenspeed.engine.attention import Attention
 from tokenspeed.engine.decode_graphs import DecodeGraphs
+from tokenspeed.engine.prefill_graphs import SIZES, PrefillGraphs
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.worker import Graphs
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.log import logger
 from tokenspeed.spans import span
@@ -25,21 +27,26 @@ def record_graphs(
     attention: Attention,
     slots: Slots,
     progress: Progress,
-) -> DecodeGraphs | None:
-    """CUDA graphs of decode steps, the largest first; None where there are to be none."""
+) -> Graphs | None:
+    """CUDA graphs of decode steps and of small steps with prompt tokens, the largest first; None
+    where there are to be none.
+    """
     settings, is_cuda = config.compile, slots.device.type == "cuda"
     if settings.level in (0, 1) or not is_cuda or isinstance(attention, TorchAttention):
         return None
     limit = settings.max_cudagraph_capture_size or min(config.scheduler.max_num_seqs, _MOST_ROWS)
     wanted = settings.cudagraph_capture_sizes or graph_sizes(limit)
-    sizes = [size for size in sorted(set(wanted)) if size <= config.scheduler.max_num_seqs]
-    if not sizes:
-        return None
+    sizes = [size for size in wanted if size <= config.scheduler.max_num_seqs]
     began = time.monotonic()
     with span("graph.capture"):
-        graphs = DecodeGraphs(executable, attention, slots, sizes)
-        for done, size in enumerate(reversed(sizes), 1):
-            graphs.record(size)
-            progress("graphs", f"{done} of {len(sizes)}")
-    logger.info("%d CUDA graphs in %.1f s", len(sizes), time.monotonic() - began)
-    return graphs
+        pool = GraphPool(slots.device)
+        prefill_sizes = () if settings.disable_prefill_graph else SIZES
+        prefill = PrefillGraphs(executable, attention, slots, prefill_sizes, pool)
+        decode = DecodeGraphs(executable, attention, slots, sizes or [1], pool)
+        work = [(prefill.record, size) for size in reversed(prefill.sizes)]
+        work += [(decode.record, size) for size in sorted(set(sizes), reverse=True)]
+        for done, (record, size) in enumerate(work, 1):
+            record(size)
+            progress("graphs", f"{done} of {len(work)}")
+    logger.info("%d CUDA graphs in %.1f s", len(work), time.monotonic() - began)
+    return Graphs(decode, prefill)

@@ -115,12 +115,17 @@ class Slots:
     def inputs(self, rows: Sequence[Row]) -> QueryTokens:
         """Ids, positions and rows of all query tokens, row after row."""
         numbers = [(row.slot, row.num_tokens, row.start, row.decode) for row in rows]
-        slots, counts, planned, decode = send(numbers, self.device).unbind(1)
-        total = sum(row.num_tokens for row in rows)
+        return self.query(send(numbers, self.device), sum(row.num_tokens for row in rows))
+
+    def query(self, numbers: Tensor, total: int) -> QueryTokens:
+        """The same for rows on the device, int64 [R, 4]: slot, query tokens (`total` in all, none
+        is allowed), planned start, and whether it is a decode row.
+        """
+        slots, counts, planned, decode = numbers.unbind(1)
         # A decode row starts where the device stands.
         starts = torch.where(decode.bool(), self.lengths[slots] - 1, planned)
         ends = counts.cumsum(0)
-        order = torch.arange(len(rows), device=self.device)
+        order = torch.arange(len(numbers), device=self.device)
         owners = order.repeat_interleave(counts, output_size=total)
         positions = torch.arange(total, device=self.device) + (starts - ends + counts)[owners]
         ids = self.tokens[slots[owners], positions].long()

@@ -20,7 +20,6 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.batch import (
@@ -35,6 +34,7 @@ from tokenspeed.batch import (
 from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, Executable
 from tokenspeed.engine.logprobs import Scores, score, score_hidden
 from tokenspeed.engine.pinned import Fetch, send
+from tokenspeed.engine.prefill_graphs import PrefillGraphs, device_step
 from tokenspeed.engine.sampler import (
     ERRORS,
     NOT_FINITE,
@@ -45,7 +45,7 @@ from tokenspeed.engine.sampler import (
 )
 from tokenspeed.engine.slots import QueryTokens, Slots
 from tokenspeed.kernels.attention_step import AttentionStep
-from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
+from tokenspeed.kernels.device_step import DeviceAttention
 from tokenspeed.request import TokenLogprob
 
 
@@ -71,6 +71,17 @@ class _SampledRows:
     graphs: DecodeGraphs | None = None
 
 
+@dataclass(frozen=True)
+class Graphs:
+    """Recorded steps: of decodes alone, and small ones with prompt tokens."""
+
+    decode: DecodeGraphs
+    prefill: PrefillGraphs
+
+    def __len__(self) -> int:
+        return len(self.decode.sizes) + len(self.prefill.sizes)
+
+
 class Worker:
     """Owns the model, its cache and the slots. Knows nothing of queues, page owners or clients."""
 
@@ -82,7 +93,7 @@ class Worker:
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
-        graphs: DecodeGraphs | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self._executable = executable
         self._attention = attention
@@ -100,9 +111,10 @@ class Worker:
             self.slots.start(start)
         starts = [self.slots.of(row) for row in batch.rows]
         self.slots.append_pages(batch.rows)
-        if self._graphs is not None and all(row.decode for row in batch.rows):
-            if uniform := self._launch_graph(self._graphs, batch.rows, starts):
-                return Step(self, batch, starts, uniform, [None] * len(starts))
+        if self._graphs is not None:
+            is_found, recorded = self._launch_graph(self._graphs, batch.rows, starts)
+            if is_found:
+                return Step(self, batch, starts, recorded, [None] * len(starts))
         ends = _ends(batch.rows)
         query = self.slots.inputs(batch.rows)
         self._plan_attention(batch.rows, ends, query)
@@ -117,15 +129,32 @@ class Worker:
         return Step(self, batch, starts, sampled, prompt_scores)
 
     def _launch_graph(
-        self, graphs: DecodeGraphs, rows: list[Row], starts: list[SlotStart]
-    ) -> _SampledRows | None:
-        """A step of nothing but decodes, if there is a graph that is large enough."""
-        found = graphs.forward([row.slot for row in rows])
+        self, graphs: Graphs, rows: list[Row], starts: list[SlotStart]
+    ) -> tuple[bool, _SampledRows | None]:
+        """Was there a graph for such a step; and the rows of it that are sampled."""
+        if all(row.decode for row in rows):
+            found = graphs.decode.forward([row.slot for row in rows])
+            if found is None:
+                return False, None
+            bound = max(row.start for row in rows) + 1
+            return True, _SampledRows(starts, found[2], found[1], bound, found[0], graphs.decode)
+        if any(start.params.prompt_logprobs is not None for start in starts):
+            return False, None
+        found = graphs.prefill.forward(rows)
         if found is None:
-            return None
+            return False, None
         logits, lengths, slots = found
-        bound = max(row.start for row in rows) + 1
-        return _SampledRows(starts, slots, lengths, bound, logits, graphs)
+        chosen = [i for i, row in enumerate(rows) if row.sample]
+        if not chosen:
+            return True, None
+        which = slice(None) if len(chosen) == len(rows) else send(chosen, self._device)
+        return True, _SampledRows(
+            starts=[starts[i] for i in chosen],
+            slots=slots[which],
+            lengths=lengths[which],
+            bound=max(rows[i].start + rows[i].num_tokens for i in chosen),
+            logits=logits[which],
+        )
 
     def _plan_attention(self, rows: list[Row], ends: list[int], query: QueryTokens) -> None:
         contexts = [row.start + row.num_tokens for row in rows]
@@ -133,22 +162,10 @@ class Worker:
             tables = self.slots.page_tables(rows)
             self._attention.plan(AttentionStep([0, *ends], contexts, tables))
             return
-        num_decodes = sum(1 for _ in itertools.takewhile(lambda row: row.num_tokens == 1, rows))
-        self._attention.plan_device(
-            DeviceStep(
-                num_rows=len(rows),
-                num_tokens=ends[-1],
-                max_query_len=max(row.num_tokens for row in rows),
-                max_context_len=max(contexts),
-                slots=query.slots.int(),
-                query_starts=F.pad(query.ends, (1, 0)).int(),
-                context_lens=query.lengths.int(),
-                positions=query.positions,
-                token_rows=query.owners.int(),
-                num_decodes=num_decodes,
-                host=self._host_step(rows[num_decodes:]),
-            )
-        )
+        decodes = sum(1 for _ in itertools.takewhile(lambda row: row.num_tokens == 1, rows))
+        host = self._host_step(rows[decodes:])
+        step = device_step(query, len(rows), ends[-1], max(contexts), decodes, host)
+        self._attention.plan_device(step)
 
     def _host_step(self, chunks: list[Row]) -> AttentionStep | None:
         """What the host knows of the rows behind the decodes: nothing, if one of them stands where
