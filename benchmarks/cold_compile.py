@@ -59,7 +59,7 @@ def cpu_seconds() -> float:
 def measure(depth: int, folder: Path) -> dict[str, Any]:
     """In a fresh process: compile the model into `folder`."""
     before = cpu_seconds()
-    compile_model = importlib.import_module("tokenspeed.compile.store").compile_model
+    compile_model = importlib.import_module("tokenspeed.compile.cold").compile_model
     imports, began, before = cpu_seconds() - before, time.monotonic(), cpu_seconds()
     hf_config = WIDTHS | {"num_hidden_layers": depth}
     family = family_of(hf_config)

@@ -26,7 +26,7 @@ from engine_tiny import tiny_engine
 engine = tiny_engine(sys.argv[1], level=int(sys.argv[2]), cache_dir=sys.argv[3])
 tokens = t.tokens(engine)
 from torch._dynamo.utils import counters
-compiler = ("torch._inductor.compile_fx", "tokenspeed.compile.pipeline", "tokenspeed.compile.store")
+compiler = ("torch._inductor.compile_fx", "tokenspeed.compile.pipeline", "tokenspeed.compile.cold")
 print(json.dumps({
     "summary": engine.ready.summary,
     "tokens": tokens,

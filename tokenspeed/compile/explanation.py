@@ -13,7 +13,7 @@ from tokenspeed.compile import graphs, plan, receipt
 from tokenspeed.compile.entry import GRAPHS, PLAN, RECEIPT, Damaged, Entry
 from tokenspeed.compile.graphs import PieceGraphs, PieceMiss
 from tokenspeed.compile.plan import Argument, FunctionPlan, Input, PieceCall, Plan, Tokens, Weight
-from tokenspeed.compile.receipt import PassReceipt
+from tokenspeed.passes.manager import PassReport
 
 FUNCTION = "whole function"
 """Stands for a piece where a pass ran over a captured function."""
@@ -29,7 +29,7 @@ class InputView(msgspec.Struct, frozen=True):
 class RangeView(msgspec.Struct, frozen=True):
     """A piece for one token range: what its passes did, its graphs and its kernels."""
 
-    passes: list[PassReceipt]
+    passes: list[PassReport]
     graphs: PieceGraphs
 
     @property
@@ -56,7 +56,7 @@ class FunctionPasses(msgspec.Struct, frozen=True):
     """Passes over a captured function, before it is split."""
 
     name: str
-    passes: list[PassReceipt]
+    passes: list[PassReport]
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
-from tokenspeed.passes.manager import Report
-
-
-class PassReceipt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pass did (`passes.manager.Report`)."""
-
-    name: str
-    matched: int = 0
-    expected: int | None = None
-    off: str | None = None
-    error: str | None = None
-    refused: tuple[str, ...] = ()
-    seconds: float = 0.0
-    saved: int = 0
+from tokenspeed.passes.manager import PassReport
 
 
 class Receipt(msgspec.Struct):
@@ -33,8 +18,8 @@ class Receipt(msgspec.Struct):
     `seconds` and `cpu_seconds` (with those of compilers that were run) by phase.
     """
 
-    graph: list[list[PassReceipt]] = []
-    pieces: dict[str, dict[str, list[PassReceipt]]] = {}
+    graph: list[list[PassReport]] = []
+    pieces: dict[str, dict[str, list[PassReport]]] = {}
     seconds: dict[str, float] = {}
     cpu_seconds: dict[str, float] = {}
 
@@ -61,10 +46,6 @@ def _cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def receipts_of(reports: Sequence[Report]) -> list[PassReceipt]:
-    return [PassReceipt(**_fields(report)) for report in reports]
-
-
 def encode(receipt: Receipt) -> bytes:
     return msgspec.json.format(msgspec.json.encode(receipt), indent=1)
 
@@ -72,7 +53,3 @@ def encode(receipt: Receipt) -> bytes:
 def decode(data: bytes) -> Receipt:
     """Raises msgspec.DecodeError for anything that `encode` did not write."""
     return msgspec.json.decode(data, type=Receipt)
-
-
-def _fields(report: Report) -> dict[str, Any]:
-    return {field.name: getattr(report, field.name) for field in dataclasses.fields(report)}

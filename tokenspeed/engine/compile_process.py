@@ -8,9 +8,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -21,9 +18,10 @@ import torch
 from tokenspeed import ledger
 from tokenspeed.compile import receipt
 from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.cold import compile_model
 from tokenspeed.compile.entry import RECEIPT, Contents
 from tokenspeed.compile.key import digest_of, facts_of
-from tokenspeed.compile.store import compile_model
+from tokenspeed.engine.child import end_with_parent, read_orders
 from tokenspeed.engine.compile_job import (
     Compiled,
     CompileFailed,
@@ -91,14 +89,13 @@ class _Compiler:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whoever prints does not garble messages
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=CompileJob)
+    job = read_orders(CompileJob)
     setup_logging(job.config.server.log_level)
     process_import()
     compiler = _Compiler(job, out)
-    threading.Thread(target=_end_with_parent, args=(compiler,), daemon=True).start()
+    end_with_parent(compiler.tidy)
     try:
         compiler.run()
     except Exception as error:
@@ -113,14 +110,6 @@ def main() -> int:
 def _summary(data: bytes) -> str:
     totals = receipt.decode(data).totals()
     return ", ".join(f"{name} {count}" for name, count in totals.items()) or "no pass matched"
-
-
-def _end_with_parent(compiler: _Compiler) -> None:
-    """The parent holds the other end of our stdin: when it is gone, however it went, so are we."""
-    while os.read(0, 4096):
-        pass
-    compiler.tidy()
-    os._exit(1)
 
 
 if __name__ == "__main__":

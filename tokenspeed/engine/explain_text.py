@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tokenspeed.compile.explanation import Explanation, FunctionPasses, PieceView, RangeView
 from tokenspeed.compile.graphs import PieceMiss
-from tokenspeed.compile.receipt import PassReceipt
 from tokenspeed.passes import PIPELINE
+from tokenspeed.passes.manager import PassReport
 
 _MAX_PLACES = 4
 
@@ -79,11 +79,11 @@ def _pass_row(name: str, pieces: Sequence[PieceView], token_range: str) -> Row:
     return [name, *map(_cell, reports), kilobytes(saved), ", ".join(filter(None, offs))]
 
 
-def _report(passes: Sequence[PassReceipt], name: str) -> PassReceipt | None:
+def _report(passes: Sequence[PassReport], name: str) -> PassReport | None:
     return next((each for each in passes if each.name == name), None)
 
 
-def _cell(report: PassReceipt | None) -> str:
+def _cell(report: PassReport | None) -> str:
     if report is None or report.off:
         return "off"
     if report.error:

@@ -11,9 +11,7 @@ served gets a delta with an error; only a bug in the loop itself ends the proces
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import msgspec
 
 from tokenspeed import ledger
 from tokenspeed.engine.build import build_engine
+from tokenspeed.engine.child import end_with_parent, read_orders
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.link import EngineLink
 from tokenspeed.engine.messages import (
@@ -126,10 +125,9 @@ class Server:
 
 def main() -> int:
     """Run the process; its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; the parent decides
     os.dup2(2, 1)  # what a library prints belongs to the log
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    threading.Thread(target=_end_with_parent, args=(launch.address,), daemon=True).start()
+    launch = read_orders(Launch)
+    end_with_parent(lambda: _remove_socket(launch.address))
     setup_logging(launch.config.server.log_level)
     process_import()
     link = EngineLink(launch.address)
@@ -170,15 +168,11 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
     return 0
 
 
-def _end_with_parent(address: str) -> None:
-    """The parent holds the other end of our stdin: when it is gone, however it went, so are we."""
-    while os.read(0, 4096):
-        pass
+def _remove_socket(address: str) -> None:
     path = Path(address.removeprefix("ipc://"))
     path.unlink(missing_ok=True)
     if path.parent.exists() and not any(path.parent.iterdir()):
         path.parent.rmdir()
-    os._exit(1)
 
 
 if __name__ == "__main__":

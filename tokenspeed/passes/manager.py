@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from torch import fx
 
 from tokenspeed.log import logger
@@ -23,27 +24,22 @@ from tokenspeed.passes.traffic import traffic
 _PACKAGE = Path(__file__).parent.parent
 
 
-GraphPass = Callable[[fx.Graph], int]
-"""Rewrites a graph in place; returns how often."""
-
-
 @dataclass(frozen=True)
 class Step:
-    """A pass as the manager runs it. `off` says why it does not run, or is None. `refused` is
-    filled by `run`: why matches were left alone, in the last graph. `nearest` looks for the nearest
-    miss in a graph that `run` has left.
+    """A pass as the manager runs it. `run` rewrites a graph in place and returns how often. `off`
+    says why it does not run, or is None. `refused` is filled by `run`: why matches were left alone,
+    in the last graph. `nearest` looks for the nearest miss in a graph that `run` has left.
     """
 
     name: str
-    run: GraphPass
+    run: Count
     expected: Count | None = None
     off: str | None = None
     refused: list[str] = field(default_factory=list)
     nearest: Callable[[fx.Graph], Miss | None] | None = None
 
 
-@dataclass(frozen=True)
-class Report:
+class PassReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pass did to a graph. `expected` is None where a pass does not predict. `saved` are
     bytes of memory traffic at one token (`traffic`).
     """
@@ -96,7 +92,7 @@ class PassManager:
             "options": dict(options),
             "sources": digest_of([*pass_sources(), *sources]),
         }
-        self.reports: list[Report] = []
+        self.reports: list[PassReport] = []
         self.stages: list[tuple[str, fx.Graph]] = []
         self._unmatched: dict[str, fx.Graph] = {}
         self.failure: PassFailed | None = None
@@ -135,9 +131,9 @@ class PassManager:
         """Equal for managers that do the same to every graph."""
         return hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()
 
-    def _report(self, step: Step, graph: fx.Graph) -> Report:
+    def _report(self, step: Step, graph: fx.Graph) -> PassReport:
         if step.off is not None:
-            return Report(step.name, off=step.off)
+            return PassReport(step.name, off=step.off)
         step.refused.clear()
         before = _copy(graph)
         start = time.perf_counter()
@@ -151,11 +147,11 @@ class PassManager:
                 raise self._failed(f"the pass {step.name} failed: {error}") from error
             _restore(graph, before)
             logger.warning("the pass %s failed and is skipped: %s", step.name, error)
-            return Report(step.name, error=f"{type(error).__name__}: {error}")
+            return PassReport(step.name, error=f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - start
         refused = tuple(dict.fromkeys(step.refused))
         saved = self._keep(step, before, graph) if matched else 0
-        report = Report(step.name, matched, expected, None, None, refused, seconds, saved)
+        report = PassReport(step.name, matched, expected, None, None, refused, seconds, saved)
         if report.is_short or not matched:
             self._unmatched[step.name] = _copy(graph) if matched else before
         if report.is_short:
@@ -167,7 +163,7 @@ class PassManager:
         self.stages.append((step.name, before))
         return max(0, traffic(before) - traffic(graph))
 
-    def _complain(self, report: Report) -> None:
+    def _complain(self, report: PassReport) -> None:
         reason = "; ".join(report.refused) or "its pattern does not match the graph"
         if not report.refused and (miss := self.nearest(report.name)) is not None:
             reason = str(miss)

@@ -28,10 +28,10 @@ def compile_model(
     make: Callable[[], nn.Module], target: Target, folder: Path, report: Report
 ) -> Contents:
     """Capture, rewrite and compile the model that `make` builds, into `folder`."""
-    return _Compiler(target, folder, report).run(make)
+    return _Compilation(target, folder, report).run(make)
 
 
-class _Compiler:
+class _Compilation:
     def __init__(self, target: Target, folder: Path, report: Report) -> None:
         self._target = target
         self._folder = folder
@@ -75,7 +75,7 @@ class _Compiler:
             manager = self._manager(Stage.PIECE, token_range)
             with self._receipt.spend("inductor"), inductor_api.recording_launches() as launches:
                 data = lower(piece, self._target.device.type, token_range, manager)
-            self._receipt.pieces.setdefault(key, {})[name] = receipt.receipts_of(manager.reports)
+            self._receipt.pieces.setdefault(key, {})[name] = manager.reports
             self._keep_graphs(key, name, manager, launches)
             file = f"pieces/{key}-{name}.bin"
             (self._folder / file).write_bytes(data)
@@ -86,7 +86,7 @@ class _Compiler:
         def run(graph: fx.Graph) -> None:
             manager = self._manager(Stage.GRAPH, EVERY)
             manager(graph)
-            self._receipt.graph.append(receipt.receipts_of(manager.reports))
+            self._receipt.graph.append(manager.reports)
             self._ran.append((None, range_name(EVERY), manager))
 
         return run
