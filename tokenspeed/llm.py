@@ -344,4 +344,5 @@ def _is_token_list(value: Any) -> bool:
 
 
 def _is_token(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    # The first look settles nearly all of a long prompt's; an abstract class takes a microsecond.
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))

@@ -74,8 +74,8 @@ class Engine:
     def add(self, spec: GenerateRequest) -> None:
         """Queue a request, or raise InvalidRequest and change nothing."""
         vocab_size = self.ready.vocab_size
-        bad = next((token for token in spec.prompt_ids if not 0 <= token < vocab_size), None)
-        if bad is not None:
+        ends = (min(spec.prompt_ids, default=0), max(spec.prompt_ids, default=0))
+        for bad in (token for token in ends if not 0 <= token < vocab_size):
             raise InvalidRequest(
                 f"the prompt has token {bad}, but the vocabulary has {vocab_size} tokens", "prompt"
             )
