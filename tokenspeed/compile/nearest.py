@@ -31,8 +31,8 @@ _SIZED = {
 }
 """Their numbers are sizes: of the example operands in a pattern, of the model's in a graph."""
 
-_ALIKE = 3
-"""A fit of fewer ops, or of less than half, says nothing."""
+_ALIKE = 4
+"""A fit of fewer ops, or of less than a third, says nothing; of a short pattern, all but one."""
 
 Binding = Mapping[str, fx.Node]
 """The graph's node for each of the pattern's operands, by name."""
@@ -53,7 +53,7 @@ def nearest(pattern: fx.Graph, graph: fx.Graph) -> tuple[Miss | None, Binding]:
                 if best is None or len(fit.fitted) > len(best.fitted):
                     best = fit
     total = len(_ops(pattern))
-    if best is None or len(best.fitted) < min(total, max(_ALIKE, total / 2)):
+    if best is None or len(best.fitted) < max(2, min(_ALIKE, total - 1), total / 3):
         return None, {}
     if len(best.fitted) == total and (found := best.leak() or best.conflict()) is None:
         return None, best.bound

@@ -2,8 +2,8 @@
 
 A piece's graph is kept as it was before each pass that changed it. On the same activations, what
 two neighbouring stages return may differ by rounding alone; a difference above the tolerance is
-made by the pass between them. Activations are those of the model as it is written, whatever a pass made of an
-earlier piece, so an error is seen where it is made and nowhere else.
+made by the pass between them. Activations are those of the model as it is written, whatever a pass
+made of an earlier piece, so an error is seen where it is made and nowhere else.
 
     stage 0 --noop--> stage 1 --add_rms_norm--> stage 2 --silu_mul--> ...
        |                 |                         |
