@@ -136,6 +136,11 @@ class CompileConfig(Settings):
     strict_passes: bool = option(
         False, "fail where a pass fails or matches less than it should, instead of going on"
     )
+    dump_passes: str | None = option(
+        None,
+        "folder for the graphs before and after each pass, as text; implies a compile, for this "
+        "start only",
+    )
     attention_backend: str = option(
         "auto",
         "attention kernels; auto: flashinfer or else triton on a GPU, torch on a CPU",

@@ -105,7 +105,8 @@ NON_FACTS: dict[str, Any] = {
     **{"disable_overlap_schedule": True, "max_queued_requests": 9, "max_queued_tokens": 9},
     **{"level": 1, "require_cache": True, "jit_after_ready": "error", "cache_dir": "/c"},
     **{"attention_backend": "torch", "cudagraph_capture_sizes": (1, 2)},
-    **{"max_cudagraph_capture_size": 4},
+    **{"max_cudagraph_capture_size": 4, "dump_passes": "/d"},
+    **{"disable_prefill_graph": True},
     **{"host": "0.0.0.0", "port": 1, "api_key": ("k",), "drain_timeout": 1.0},
     **{"engine_startup_timeout": 9.0, "max_request_bytes": 4096, "write_timeout": 1.0},
     **{"strict_fields": True, "enable_log_requests": True, "log_level": "debug"},
@@ -120,7 +121,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     """The facts of a start: settings, config.json (its changes in `hf`), the family's name."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(attention, "HAS_KERNELS", True)
     for name in filter(key.SETTING.fullmatch, list(os.environ)):
         monkeypatch.delenv(name)
@@ -188,7 +189,7 @@ def test_another_build_of_torch_misses(find: Find, monkeypatch: pytest.MonkeyPat
 
 def test_another_capability_of_a_gpu_misses(find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
     base = find(device="cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
     assert_misses(find(device="cuda"), base, "machine.capability ")
 
 

@@ -91,11 +91,20 @@ def test_a_pass_that_fails_stops_a_strict_start(
 ) -> None:
     run_as_compiler(BROKEN_PASS, monkeypatch)
     with pytest.raises(ConfigError) as caught:
-        tiny_engine(tiny_model, level=1, strict_passes=True, cache_dir=str(tmp_path / "new"))
+        tiny_engine(
+            tiny_model,
+            level=1,
+            strict_passes=True,
+            cache_dir=str(tmp_path / "new"),
+            dump_passes=str(tmp_path / "dump"),
+        )
     assert str(caught.value) == (
         "--strict-passes: the pass rms_norm failed: integer division or modulo by zero; "
         "--disable-pass leaves a pass out"
     )
+    names = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    assert names[:3] == [f"graph-{number}-0-after.txt" for number in range(3)]
+    assert all(name.startswith("piece-") for name in names[3:]) and names[3:]
 
 
 def test_messages_that_are_none_are_skipped(

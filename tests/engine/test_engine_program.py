@@ -173,6 +173,24 @@ def test_a_failing_compiler_is_a_warning(
     assert f"pieces run eagerly (-O0): compiling failed: {reason}" in log()
 
 
+def test_a_dump_of_passes_compiles_for_this_start_only(
+    tiny_model: str,
+    tiny_cache: Path,
+    tmp_path: Path,
+    child: Callable[..., FakeChild],
+    log: Callable[[], str],
+) -> None:
+    fake = child(work=copy_into(tiny_cache))
+    options = {"cache_dir": str(tiny_cache), "dump_passes": str(tmp_path / "dump")}
+    engine = tiny_engine(tiny_model, **options)
+    assert "level 1 (compiled" in engine.ready.summary
+    assert fake.jobs[0].root != str(tiny_cache) and (tmp_path / "dump").is_dir()
+    assert "kept for this start only: --dump-passes compiles anew" in log()
+    for changes in ({"level": 0}, {"require_cache": True}, {"dump_passes": "/dev/null/dump"}):
+        with pytest.raises(ConfigError, match="--dump-passes"):
+            tiny_engine(tiny_model, **(options | changes))
+
+
 def test_a_cache_that_cannot_be_written_is_replaced_for_this_start(
     tiny_model: str,
     tiny_cache: Path,

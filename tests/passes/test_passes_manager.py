@@ -1,4 +1,4 @@
-"""The manager: order, counts, switches, reports, failures, dumps and the uuid."""
+"""The manager: order, counts, switches, reports, failures, stages and the uuid."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+from tokenspeed.compile.dump import write_stages
 from tokenspeed.passes.manager import PassFailed, PassManager, Step, digest_of, pass_sources
 from tokenspeed.passes.rewrite import TokenRange
 
@@ -143,11 +144,18 @@ def test_a_refusal_is_told_and_is_no_failure(caplog: pytest.LogCaptureFixture) -
     assert "careful matched 0 of 1: wrong dtype" in caplog.text
 
 
-def test_graphs_are_dumped_before_and_after() -> None:
-    texts: dict[str, str] = {}
-    make(Step("a", abs_for_neg), dump=texts.__setitem__)(graph_of_two())
-    assert list(texts) == ["before", "after"]
-    assert "torch.neg" in texts["before"] and "torch.neg" not in texts["after"]
+def test_graphs_are_kept_before_each_change_and_after_all(tmp_path: Path) -> None:
+    manager = make(Step("a", abs_for_neg), Step("b", lambda graph: 0))
+    manager(graph_of_two())
+    texts = {name: str(graph) for name, graph in manager.stages}
+    assert list(texts) == ["a", ""]
+    assert "torch.neg" in texts["a"] and "torch.neg" not in texts[""]
+    write_stages(tmp_path / "new", "piece-0123-all", manager.stages)
+    written = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert written == {
+        "piece-0123-all-0-before-a.txt": f"{texts['a']}\n",
+        "piece-0123-all-1-after.txt": f"{texts['']}\n",
+    }
 
 
 def test_the_uuid_follows_all_that_decides(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ _OWN = {
     "is printed",
 }
 
-_NOT_OURS = {option.name for option in options_of(ServerConfig)} - {"log_level"} | {"dtype"}
+_NOT_OURS = {option.name for option in options_of(ServerConfig)} - {"log_level"}
+_NOT_OURS |= {"dtype", "dump_passes"}
 
 COMMAND = Command(
     options=tuple(option for option in OPTIONS.values() if option.name not in _NOT_OURS),

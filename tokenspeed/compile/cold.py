@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 from torch import fx, nn
 
 from tokenspeed.compile import graphs, inductor_api, plan, receipt
+from tokenspeed.compile.dump import write_stages
 from tokenspeed.compile.entry import GRAPHS, OBJECTS, PLAN, RECEIPT, Contents, StoredPiece
 from tokenspeed.compile.key import Target
 from tokenspeed.compile.lower import lower, token_argument
@@ -25,17 +27,24 @@ Report = Callable[[str], None]
 
 
 def compile_model(
-    make: Callable[[], nn.Module], target: Target, folder: Path, report: Report
+    make: Callable[[], nn.Module],
+    target: Target,
+    folder: Path,
+    report: Report,
+    dump: Path | None = None,
 ) -> Contents:
-    """Capture, rewrite and compile the model that `make` builds, into `folder`."""
-    return _Compilation(target, folder, report).run(make)
+    """Capture, rewrite and compile the model that `make` builds, into `folder`. What passes did is
+    written to `dump`, as text.
+    """
+    return _Compilation(target, folder, report, dump).run(make)
 
 
 class _Compilation:
-    def __init__(self, target: Target, folder: Path, report: Report) -> None:
+    def __init__(self, target: Target, folder: Path, report: Report, dump: Path | None) -> None:
         self._target = target
         self._folder = folder
         self._report = report
+        self._dump = dump
         self._receipt = receipt.Receipt()
         self._graphs = graphs.Graphs()
         self._ran: list[tuple[str | None, str, PassManager]] = []
@@ -73,7 +82,11 @@ class _Compilation:
             name = range_name(token_range)
             self._report(f"piece {which}" + ("" if name == "all" else f", {name} tokens"))
             manager = self._manager(Stage.PIECE, token_range)
-            with self._receipt.spend("inductor"), inductor_api.recording_launches() as launches:
+            with (
+                self._dumping(f"piece-{key}-{name}", manager),
+                self._receipt.spend("inductor"),
+                inductor_api.recording_launches() as launches,
+            ):
                 data = lower(piece, self._target.device.type, token_range, manager)
             self._receipt.pieces.setdefault(key, {})[name] = manager.reports
             self._keep_graphs(key, name, manager, launches)
@@ -85,11 +98,21 @@ class _Compilation:
     def _graph_passes(self) -> Callable[[fx.Graph], None]:
         def run(graph: fx.Graph) -> None:
             manager = self._manager(Stage.GRAPH, EVERY)
-            manager(graph)
+            with self._dumping(f"graph-{len(self._receipt.graph)}", manager):
+                manager(graph)
             self._receipt.graph.append(manager.reports)
             self._ran.append((None, range_name(EVERY), manager))
 
         return run
+
+    @contextlib.contextmanager
+    def _dumping(self, name: str, manager: PassManager) -> Iterator[None]:
+        """Write what the manager did, also where it failed."""
+        try:
+            yield
+        finally:
+            if self._dump is not None:
+                write_stages(self._dump, name, manager.stages)
 
     def _manager(self, stage: Stage, token_range: TokenRange) -> PassManager:
         return pass_manager(

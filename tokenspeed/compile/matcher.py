@@ -21,7 +21,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tokenspeed.compile.nearest import Binding, first_difference, nearest_of
 from tokenspeed.passes import PASS_NAMES, PIPELINE, Stage
-from tokenspeed.passes.manager import Dump, PassManager, Step
+from tokenspeed.passes.manager import PassManager, Step
 from tokenspeed.passes.rewrite import (
     EVERY,
     Case,
@@ -204,7 +204,6 @@ def pass_manager(
     fuses_prologue: bool = False,
     disabled: Sequence[str] = (),
     strict: bool = False,
-    dump: Dump | None = None,
 ) -> PassManager:
     """The passes of a stage for a model's dtype and a device type ("cpu" or "cuda").
 
@@ -226,7 +225,6 @@ def pass_manager(
         options={"dtype": str(dtype), "device": device},
         sources=[Path(__file__)],
         strict=strict,
-        dump=dump,
     )
 
 

@@ -78,7 +78,9 @@ class _Compiler:
 
     def _fill(self, model: ServedModel, folder: Path) -> Contents:
         self._build = folder
-        return compile_model(model.make, target_of(model, self._job.config), folder, self._report)
+        config = self._job.config
+        dump = None if config.compile.dump_passes is None else Path(config.compile.dump_passes)
+        return compile_model(model.make, target_of(model, config), folder, self._report, dump)
 
     def _report(self, detail: str) -> None:
         self._send(Compiling(detail))

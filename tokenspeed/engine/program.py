@@ -32,7 +32,7 @@ from tokenspeed.compile.entry import Damaged, Entry, Unloadable
 from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
-from tokenspeed.config import Config
+from tokenspeed.config import CompileConfig, Config
 from tokenspeed.engine.attention import attention_backend
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.linear_tables import LinearKernels
@@ -98,11 +98,25 @@ def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
     settings that cannot be taken, and for a miss where `--require-cache` allows none.
     """
     disabled_passes(config)  # a typing error is one at every level
-    if config.compile.level == 0:
-        if config.compile.require_cache:
+    settings = config.compile
+    if settings.dump_passes is not None:
+        _check_dump(settings)
+    if settings.level == 0:
+        if settings.require_cache:
             raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
         return PendingProgram(model, None)
     return PendingProgram(model, _Compiled(model, config))
+
+
+def _check_dump(settings: CompileConfig) -> None:
+    if settings.level == 0:
+        raise ConfigError("--dump-passes is about passes, and -O0 runs none")
+    if settings.require_cache:
+        raise ConfigError("--dump-passes compiles anew, which --require-cache forbids")
+    try:
+        Path(str(settings.dump_passes)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--dump-passes {settings.dump_passes}: {error.strerror}") from error
 
 
 class PendingProgram:
@@ -147,7 +161,9 @@ class _Compiled:
     def __init__(self, model: ServedModel, config: Config) -> None:
         self._model = model
         self._config = config
-        self._is_asked_for = config.compile.level is not None or model.device.type != "cpu"
+        is_dump = config.compile.dump_passes is not None
+        has_level = config.compile.level is not None
+        self._is_asked_for = has_level or is_dump or model.device.type != "cpu"
         target = target_of(model, config)
         self._facts: Facts = facts_of(target)
         self._cache = CompileCache(cache_root(config.compile.cache_dir))
@@ -157,7 +173,10 @@ class _Compiled:
         self._child: CompileChild | None = None
         self._temporary: Path | None = None
         self._native: Future[Native | None] | None = None
-        found = self._cache.find(self._facts)
+        if is_dump:
+            found: Entry | Miss = Miss("--dump-passes compiles anew", is_barred=True)
+        else:
+            found = self._cache.find(self._facts)
         if isinstance(found, Miss) and config.compile.require_cache:
             raise _required(found.reason)
         if isinstance(found, Entry):
@@ -183,9 +202,7 @@ class _Compiled:
                     raise _required(str(error)) from error
             except Unloadable as error:
                 if self._config.compile.require_cache:
-                    raise ConfigError(
-                        f"--require-cache: the entry is there, but {error}"
-                    ) from error
+                    raise ConfigError(f"--require-cache: there is an entry, but {error}") from error
                 _give_up(str(error))
                 return None
             if self._is_asked_for:

@@ -59,10 +59,6 @@ class PassReport(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.expected is not None and self.matched < self.expected
 
 
-Dump = Callable[[str, str], None]
-"""Given "before" or "after", and the graph's text."""
-
-
 class PassFailed(RuntimeError):
     """In strict mode: a pass raised, left a broken graph, or matched less often than it should."""
 
@@ -81,11 +77,9 @@ class PassManager:
         options: Mapping[str, str],
         sources: Iterable[Path] = (),
         strict: bool = False,
-        dump: Dump | None = None,
     ) -> None:
         self._steps = steps
         self._strict = strict
-        self._dump = dump
         self._facts = {
             "passes": [(step.name, step.off) for step in steps],
             "range": list(token_range),
@@ -99,14 +93,10 @@ class PassManager:
 
     def __call__(self, graph: fx.Graph) -> None:
         self.reports, self.stages, self._unmatched = [], [], {}
-        if self._dump:
-            self._dump("before", str(graph))
         mark(graph)
         for step in self._steps:
             self.reports.append(self._report(step, graph))
         self.stages.append(("", _copy(graph)))
-        if self._dump:
-            self._dump("after", str(graph))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -144,6 +134,7 @@ class PassManager:
             graph.lint()
         except Exception as error:
             if self._strict:
+                self.stages.append((step.name, before))
                 raise self._failed(f"the pass {step.name} failed: {error}") from error
             _restore(graph, before)
             logger.warning("the pass %s failed and is skipped: %s", step.name, error)
