@@ -79,6 +79,18 @@ def test_a_lock_whose_file_is_gone_is_none(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_what_is_left_of_a_making_goes_unless_it_is_made_now(
+    cache: CompileCache, stored: Entry
+) -> None:
+    digest = stored.folder.name.rpartition("-")[2]
+    (left := stored.folder.parent / f".build-{digest}-x").mkdir()
+    with locked(stored.folder.parent / f".{digest}.lock", lambda: None):
+        cache.abandon(digest)
+        assert left.exists()
+    cache.abandon(digest)
+    assert [path.name for path in left.parent.iterdir()] == [stored.folder.name]
+
+
 def last_used(folder: Path, when: float) -> None:
     os.utime(folder, (when, when))
 

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,19 @@ def test_a_dump_of_passes_compiles_for_this_start_only(
     for changes in ({"level": 0}, {"require_cache": True}, {"dump_passes": "/dev/null/dump"}):
         with pytest.raises(ConfigError, match="--dump-passes"):
             tiny_engine(tiny_model, **(options | changes))
+
+
+def test_no_thread_of_a_start_outlives_it(
+    tiny_model: str,
+    tmp_path: Path,
+    child: Callable[..., FakeChild],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would go on to import, and to log, beside the engine."""
+    monkeypatch.setattr(program, "_import_warm", lambda: time.sleep(2.0))
+    child(CompileFailed("no compiler here"))
+    tiny_engine(tiny_model, level=1, cache_dir=str(tmp_path / "new"))
+    assert not [each for each in threading.enumerate() if each.name.startswith("load-program")]
 
 
 def test_a_cache_that_cannot_be_written_is_replaced_for_this_start(

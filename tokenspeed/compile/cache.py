@@ -177,6 +177,18 @@ class CompileCache:
                 if self.remove(folder):
                     logger.info("compile cache: %s was not used for long: removed", folder.name)
 
+    def abandon(self, digest: str) -> None:
+        """Remove what is left of an entry's making, unless somebody makes it now."""
+        with contextlib.suppress(OSError):
+            if not self._is_there():
+                return
+            lock = self._lock_of(digest)
+            if (descriptor := try_lock(lock)) is not None:
+                try:
+                    self.sweep(digest)
+                finally:
+                    release(lock, descriptor)
+
     def set_aside(self, folder: Path, reason: str) -> None:
         """Move a bad entry out of the way; it is kept for a day, for whoever wants to know."""
         logger.warning("compile cache: %s is set aside: %s", folder.name, reason)

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from tokenspeed.compile.cache import CompileCache
 from tokenspeed.config import Config
 from tokenspeed.ledger import JitCount
 
@@ -68,6 +70,7 @@ class CompileChild:
     """A running compiler process. `close` ends it."""
 
     def __init__(self, job: CompileJob) -> None:
+        self._job = job
         self._messages: queue.SimpleQueue[FromCompiler | None] = queue.SimpleQueue()
         command = [sys.executable, "-P", "-m", MODULE]  # -P: nothing from the current folder
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -98,7 +101,9 @@ class CompileChild:
                 last = message
 
     def close(self) -> None:
-        """End the process, if it still runs. Closing its stdin lets it tidy up."""
+        """End the process, if it still runs. Closing its stdin lets it tidy up; what it could not,
+        being killed or in the middle of a write, is removed here.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -107,6 +112,7 @@ class CompileChild:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        CompileCache(Path(self._job.root)).abandon(self._job.digest)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -210,9 +210,10 @@ class _Compiled:
         return self._from_child(progress) if self._child else None
 
     def close(self) -> None:
-        self._loader.shutdown(wait=False)
+        """Nothing of it goes on beside the engine: no process, no thread."""
         if self._child:
             self._child.close()
+        self._loader.shutdown(wait=True, cancel_futures=True)
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
