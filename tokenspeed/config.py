@@ -115,15 +115,25 @@ class SchedulerConfig(Settings):
     )
 
 
+LEVELS = {
+    0: "pieces run as they were captured: compiles nothing, and is the oracle of the others",
+    1: "passes and Inductor: half a minute once, into the cache; from then on a second a start",
+    2: "as 1, and small steps replayed as CUDA graphs: some seconds of every start, and no launch "
+    "cost; needs a CUDA device",
+}
+"""What each optimisation level does and costs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(Settings):
     """How far the model is compiled."""
 
     level: int | None = option(
         None,
-        "optimisation level: 0 runs the captured pieces eagerly, 1 compiles them into the cache, 2 "
-        "replays decode steps as CUDA graphs (default: 2; on a CPU 1 if the cache has it, else 0)",
-        choices=(0, 1, 2),
+        "optimisation level; "
+        + "; ".join(f"{level}: {what}" for level, what in LEVELS.items())
+        + " (default: 2; on a CPU 1 if the cache has it, else 0)",
+        choices=tuple(LEVELS),
         aliases=("-O",),
     )
     cache_dir: str | None = option(

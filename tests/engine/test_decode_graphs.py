@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine_tiny import tiny_engine
 from test_worker import BLOCK, VOCAB, Arithmetic, after, begin, decode, prefill, step, tokens
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from tokenspeed.engine.prefill_graphs import ROWS, PrefillGraphs
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Graphs, Worker
 from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.options import ConfigError
 
 SLOTS, SCRATCH_PAGE = 6, 77
 
@@ -181,3 +183,8 @@ def test_tokens_left_over_stand_in_scratch() -> None:
     assert planned.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert planned.token_rows.tolist() == [0] * 3 + [1] * 5
     assert worker.slots.lengths[SLOTS] == 1
+
+
+def test_a_level_that_cannot_be_is_refused(tiny_model: str) -> None:
+    with pytest.raises(ConfigError, match="-O2 replays CUDA graphs, and there is no CUDA device"):
+        tiny_engine(tiny_model, level=2)

@@ -18,7 +18,7 @@ from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
-from tokenspeed.engine.record_graphs import record_graphs
+from tokenspeed.engine.record_graphs import check_level, record_graphs
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
@@ -46,6 +46,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
             progress("config", config.model.model)
             model = settle_layout(resolve_served(config), config)
             _log_model(model)
+        check_level(config, model)
         attention = PendingAttention(config, model)
         with obtain_program(model, config) as pending:
             module = _load(model, config, progress)

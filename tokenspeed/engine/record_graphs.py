@@ -9,16 +9,30 @@ from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
 from tokenspeed.engine.attention import Attention
 from tokenspeed.engine.decode_graphs import DecodeGraphs
+from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.prefill_graphs import SIZES, PrefillGraphs
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Graphs
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
 from tokenspeed.spans import span
 
 _MOST_ROWS = 512
 """The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
+
+
+def check_level(config: Config, model: ServedModel) -> None:
+    """Raise ConfigError for -O2 where no step can be recorded."""
+    if config.compile.level != 2:
+        return
+    if model.device.type != "cuda":
+        raise ConfigError("-O2 replays CUDA graphs, and there is no CUDA device here; use -O1")
+    if config.compile.attention_backend == "torch":
+        raise ConfigError(
+            "-O2 cannot record what --attention-backend torch computes; use triton, or -O1"
+        )
 
 
 def record_graphs(
