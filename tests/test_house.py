@@ -24,6 +24,7 @@ LIGHT_MODULES = (
     "tokenspeed.cli.serve",
     "tokenspeed.cli.batch",
     "tokenspeed.cli.cache",
+    "tokenspeed.cli.explain",
     "tokenspeed.cli.warmup",
     "tokenspeed.server.app",
     "tokenspeed.server.serve",

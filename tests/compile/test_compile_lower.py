@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from tokenspeed.compile import inductor_api
+from tokenspeed.compile import inductor_api, torch_api
 from tokenspeed.compile.capture import UnsupportedGraph, capture
 from tokenspeed.compile.lower import lower, token_argument
+from tokenspeed.compile.matcher import InductorPass
 from tokenspeed.compile.ranges import TokenArgument, by_tokens, range_name, token_ranges
 from tokenspeed.compile.split import split
 from tokenspeed.passes.manager import PassManager, Step
@@ -210,3 +211,39 @@ def test_a_failing_pass_does_not_fail_the_piece(
     with inductor_api.compiling_in(lowered.folder):
         assert lower(lowered.piece, "cpu", EVERY, manager)
     assert "the pass bad failed" in caplog.text
+
+
+def test_launches_are_recorded_with_the_nodes_in_them(tmp_path: Path) -> None:
+    """On the torch that is installed: private interfaces that a later one may take away."""
+    piece = piece_of(Two())
+    seen: list[str] = []
+    note = Step("note", lambda graph: seen.extend(node.name for node in graph.nodes) or 0)
+    manager = PassManager([note], token_range=EVERY, options={})
+    with inductor_api.compiling_in(tmp_path), inductor_api.recording_launches() as launches:
+        lower(piece, "cpu", EVERY, manager)
+    assert [launch.kernel.split("_")[0] for launch in launches] == ["cpp", "extern", "cpp"]
+    product = launches[1]
+    assert "mm" in product.kernel and set(product.nodes) <= set(seen)
+    loop = launches[2]
+    assert any("sin" in node for node in loop.nodes)
+    assert any("test_compile_lower.py" in trace for trace in loop.traces)
+
+
+def test_a_visit_of_the_slot_ends_there(tmp_path: Path) -> None:
+    piece = piece_of(Two())
+    inputs = [torch_api.example_value(node) for node in piece.graph.find_nodes(op="placeholder")]
+    seen: list[str] = []
+    note = Step("note", lambda graph: seen.extend(node.name for node in graph.nodes) or 0)
+    manager = PassManager([note], token_range=EVERY, options={})
+    with inductor_api.recording_launches() as launches:
+        inductor_api.visit_slot(piece, inputs, InductorPass(manager))
+    assert any("sin" in name for name in seen)
+    assert not launches, "nothing was compiled"
+
+
+def test_what_fails_before_the_slot_is_not_kept_quiet() -> None:
+    piece = piece_of(Two())
+    with pytest.raises(Exception, match=r"."):
+        inductor_api.visit_slot(
+            piece, [], InductorPass(PassManager([], token_range=EVERY, options={}))
+        )

@@ -12,7 +12,7 @@ from tokenspeed.compile.capture import capture
 from tokenspeed.compile.matcher import pass_manager
 from tokenspeed.compile.split import split
 from tokenspeed.passes import Stage
-from tokenspeed.passes.manager import Report
+from tokenspeed.passes.manager import PassReport
 from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange
 
 PLACES = {
@@ -89,7 +89,7 @@ def tables(
     return lines
 
 
-def cell(report: Report) -> str:
+def cell(report: PassReport) -> str:
     if not report.matched and not report.expected:
         return ""
     expected = "" if report.expected is None else f"/{report.expected}"

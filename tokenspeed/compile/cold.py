@@ -70,9 +70,10 @@ class _Compilation:
         self._keep_objects(work)
         (self._folder / PLAN).write_text(plan.encode(planned.plan))
         (self._folder / RECEIPT).parent.mkdir()
-        (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
-        self._graphs.misses = graphs.misses_of(self._ran)
+        with self._receipt.spend("nearest misses"):
+            self._graphs.misses = graphs.misses_of(self._ran)
         (self._folder / GRAPHS).write_bytes(graphs.encode(self._graphs))
+        (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
         return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
 
     def _lower(self, key: str, piece: fx.GraphModule, which: str) -> StoredPiece:
@@ -128,9 +129,11 @@ class _Compilation:
     def _keep_graphs(
         self, key: str, name: str, manager: PassManager, launches: list[inductor_api.Launch]
     ) -> None:
-        before, after = manager.stages[0][1], manager.stages[-1][1]
-        kernels = graphs.kernels_of(launches, after)
-        found = graphs.PieceGraphs(graphs.ops_of(before), graphs.ops_of(after), kernels)
+        found = graphs.PieceGraphs()
+        if manager.stages:  # none where Inductor had compiled an equal graph just before
+            before, after = manager.stages[0][1], manager.stages[-1][1]
+            kernels = graphs.kernels_of(launches, after)
+            found = graphs.PieceGraphs(graphs.ops_of(before), graphs.ops_of(after), kernels)
         self._graphs.pieces.setdefault(key, {})[name] = found
         self._ran.append((key, name, manager))
 

@@ -5,6 +5,7 @@ Pieces get names for people: `embed`, `forward 1` and so on in the order in whic
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import msgspec
@@ -154,7 +155,10 @@ def _inputs(
             if isinstance(row, PieceCall) and row.piece == key:
                 sources = [_source(arg, function, names) for arg in row.args]
                 values = [op.value for op in _any(pictures, key).before if op.op == "input"]
-                return [InputView(*pair) for pair in zip(sources, values, strict=True)]
+                return [
+                    InputView(*pair)
+                    for pair in itertools.zip_longest(sources, values, fillvalue="")
+                ]
     return []
 
 
@@ -176,7 +180,7 @@ def _source(arg: Argument, function: FunctionPlan, names: dict[str, str]) -> str
 def _outputs(pictures: graphs.Graphs, key: str) -> list[str]:
     before = _any(pictures, key).before
     values = {op.name: op.value for op in before}
-    return [values[name] for name in before[-1].inputs]
+    return [values[name] for op in before if op.op == "output" for name in op.inputs]
 
 
 def _any(pictures: graphs.Graphs, key: str) -> PieceGraphs:

@@ -51,10 +51,12 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PieceGraphs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One piece for one token range."""
+    """One piece for one token range. Empty where the compiler had compiled an equal graph before:
+    what is to be told was told there.
+    """
 
-    before: tuple[Op, ...]
-    after: tuple[Op, ...]
+    before: tuple[Op, ...] = ()
+    after: tuple[Op, ...] = ()
     kernels: tuple[Kernel, ...] = ()
 
 

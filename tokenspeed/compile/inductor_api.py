@@ -140,13 +140,15 @@ def visit_slot(
 @contextlib.contextmanager
 def recording_launches() -> Iterator[list[Launch]]:
     """Graphs that are compiled meanwhile tell their launches, in order. (One that comes out of
-    Inductor's own cache tells none.)
+    Inductor's own cache tells none, nor does a torch that no longer keeps them: what is told is for
+    people, and no reason to fail.)
     """
     launches: list[Launch] = []
 
     def keep(source: str) -> None:
-        traces = debug._inductor_kernel_stack_trace
-        for name, nodes in debug._inductor_triton_kernel_to_post_grad_node_info.items():
+        traces = getattr(debug, "_inductor_kernel_stack_trace", {})
+        nodes_of = getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+        for name, nodes in nodes_of.items():
             launches.append(Launch(name, tuple(nodes), tuple(traces.get(name, ()))))
 
     with contextlib.ExitStack() as stack:

@@ -10,23 +10,23 @@ fuse around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tokenspeed.kernels.linear import linear
-from tokenspeed.passes.rewrite import Walk
+from tokenspeed.passes.rewrite import Miss, Walk
 from tokenspeed.passes.shapes import aten, calls
+from tokenspeed.passes.sources import sources_of
 
 _TRANSPOSES = (aten.permute.default, aten.t.default)
 
 
 def expected(graph: fx.Graph) -> int:
     """Products of a transposed input in float32."""
-    products = [*graph.find_nodes(op="call_function", target=aten.mm.default)]
-    products += graph.find_nodes(op="call_function", target=aten.addmm.default)
+    products = (*_named(graph, aten.mm.default), *_named(graph, aten.addmm.default))
     return sum(_weight(node.args[-1]) is not None for node in products)
 
 
@@ -41,13 +41,35 @@ def run(graph: fx.Graph) -> int:
     return len(found)
 
 
+def nearest(graph: fx.Graph) -> Miss | None:
+    """What keeps the first product that is left from being taken. Of two steps: the weight, and
+    what it is multiplied with.
+    """
+    for node in (*_named(graph, aten.mm.default), *_named(graph, aten.addmm.default)):
+        weight, x = node.args[-1], node.args[-2]
+        if _weight(weight) is None:
+            dtype = str(_value(weight).dtype).removeprefix("torch.")
+            reason = f"its weight, {dtype}, is no float32 matrix [rows, size] the graph was given"
+            return Miss(0, 2, node.name, sources_of(node), reason)
+        if not _value(x).is_contiguous():
+            reason = f"x is not contiguous: strides {_value(x).stride()}"
+        else:
+            reason = "what is added is no vector of the product's size, or it is scaled"
+        return Miss(1, 2, node.name, sources_of(node), reason)
+    return None
+
+
+def _named(graph: fx.Graph, target: Any) -> Sequence[fx.Node]:
+    return list(graph.find_nodes(op="call_function", target=target))
+
+
 def _products(graph: fx.Graph) -> Iterator[tuple[fx.Node, tuple[Any, ...]]]:
     """Products that `linear` computes as well, with its arguments."""
-    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+    for node in _named(graph, aten.mm.default):
         x, transposed = node.args
         if (w := _weight(transposed)) is not None and _value(x).is_contiguous():
             yield node, (x, w)
-    for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
+    for node in _named(graph, aten.addmm.default):
         bias, x, transposed = node.args
         w = _weight(transposed)
         # A residual is added in the shape [T, N]; scaled sums (beta, alpha) stand in kwargs.
@@ -73,4 +95,4 @@ def _value(node: Any) -> Tensor:
     return value
 
 
-PASS = Walk(name="weight_layout", run=run, expected=expected)
+PASS = Walk(name="weight_layout", run=run, expected=expected, nearest=nearest)
