@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels.attention_step import AttentionStep
-from tokenspeed.kernels.attention_triton import AttentionSpec, LayerGroup, Pages, TritonAttention
+from tokenspeed.kernels.attention_step import AttentionSpec, AttentionStep, LayerGroup, Pages
+from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
 
 HEAD_DIM = 128

@@ -1,11 +1,46 @@
-"""One step's rows as the host knows them."""
+"""What every attention backend is given: the layers' specs, the cache, and a step's rows as the
+host knows them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+
+class AttentionSpec(Protocol):
+    """What attention needs of a layer's cache spec. `scale` multiplies q.k before the softmax; a
+    spec with a `window` is a sliding one.
+    """
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+
+
+class LayerGroup(Protocol):
+    """Layers that share a spec and a page table."""
+
+    @property
+    def spec(self) -> AttentionSpec: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+
+class Pages(Protocol):
+    """The cache by layer: [num_pages, block_size, Hkv, D]."""
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    block_size: int
 
 
 @dataclass(frozen=True)

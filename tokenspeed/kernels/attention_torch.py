@@ -15,43 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.kernels.attend import Prologue, prologue_reference
-from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_step import AttentionStep, LayerGroup, Pages
 
 _TILE = 256
 """Queries of a chunk with a past that are attended at once: bounds the mask to [256, S]."""
-
-
-class AttentionSpec(Protocol):
-    """What attention needs of a layer's cache spec. `scale` multiplies q.k before the softmax."""
-
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-
-
-class LayerGroup(Protocol):
-    """Layers that share a spec and a page table."""
-
-    @property
-    def spec(self) -> AttentionSpec: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-
-class Pages(Protocol):
-    """The cache by layer: [num_pages, block_size, K, D]."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
-    block_size: int
 
 
 @dataclass(frozen=True, slots=True)

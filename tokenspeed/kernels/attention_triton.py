@@ -8,44 +8,16 @@ chunks take two. Any head size, also in float32; sinks and sliding windows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
 from tokenspeed.kernels.attend import Prologue
+from tokenspeed.kernels.attention_step import LayerGroup, Pages
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kernels.paged_layer import PagedLayer
-
-
-class AttentionSpec(Protocol):
-    """What these kernels need of a layer's cache spec; one with a `window` is a sliding one."""
-
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def scale(self) -> float: ...
-
-
-class LayerGroup(Protocol):
-    """Layers that share a spec and a page table."""
-
-    @property
-    def spec(self) -> AttentionSpec: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-
-class Pages(Protocol):
-    """The cache by layer: [num_pages, block_size, Hkv, D]."""
-
-    keys: list[Tensor]
-    values: list[Tensor]
 
 
 class TritonAttention:
