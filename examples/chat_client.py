@@ -52,7 +52,10 @@ def main() -> None:
     options = parser.parse_args()
     key = os.environ.get("OPENAI_API_KEY", "any")
     client = openai.OpenAI(base_url=options.base_url, api_key=key)
-    ask(client, options.model, options.question, options.max_tokens, options.temperature)
+    try:
+        ask(client, options.model, options.question, options.max_tokens, options.temperature)
+    except openai.APIConnectionError:
+        raise SystemExit(f"no server at {options.base_url}: start one with `make serve`") from None
 
 
 if __name__ == "__main__":

@@ -171,9 +171,10 @@ def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: i
         return room
     wanted = 1 if params.max_tokens is None else params.max_tokens
     if wanted > room:
+        asked = "" if params.max_tokens is None else f" and asks for {wanted} in the completion"
         raise InvalidRequest(
             f"This model's maximum context length is {max_model_len} tokens, but the request has "
-            f"{num_prompt} in the prompt and asks for {wanted} in the completion.",
+            f"{num_prompt} in the prompt{asked}.",
             "prompt",
             "context_length_exceeded",
         )

@@ -39,6 +39,9 @@ _NOT_FOUND = "not found"
 
 def main(argv: list[str]) -> int:
     """Print the lines. It takes no words."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
     if argv:
         raise ConfigError(f"takes no options, got {argv[0][:100]}")
     for key, value in facts():

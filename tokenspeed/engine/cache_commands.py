@@ -18,7 +18,7 @@ from tokenspeed.compile.inventory import Item, Limits, beyond, group, items, mis
 from tokenspeed.compile.key import Change
 from tokenspeed.compile.transfer import Bundle, install, install_kernels, unpack
 from tokenspeed.config import Config
-from tokenspeed.engine.warmup import wanted, write_entries
+from tokenspeed.engine.warmup import check_target, wanted, write_entries
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
@@ -127,6 +127,7 @@ def _verify(cache: CompileCache, config: Config, *, as_json: bool) -> int:
 
 def _export(cache: CompileCache, config: Config, *, output: str) -> int:
     """Write an archive of one entry: the model is its name, or the settings are those it is for."""
+    check_target("--output", output)
     named = [path for path in cache.entry_folders() if path.name == config.model.model]
     if named:
         entry = read_entry(named[0])

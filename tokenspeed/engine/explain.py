@@ -12,7 +12,7 @@ from tokenspeed.compile.explanation import Explanation, explanation_of
 from tokenspeed.config import Config
 from tokenspeed.engine.explain_html import html_of
 from tokenspeed.engine.explain_text import text_of
-from tokenspeed.engine.warmup import CompileError, filled
+from tokenspeed.engine.warmup import CompileError, check_target, filled
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
@@ -22,6 +22,8 @@ def explain(config: Config, *, as_json: bool, html: str | None) -> int:
     """Print the receipt of what these settings run; it is compiled first if it is not in the cache.
     The exit code. Raises ConfigError for settings that cannot be taken.
     """
+    if html is not None:
+        check_target("--html", html)
     try:
         entry = entry_of(config)
         explained = explanation_of(entry)

@@ -149,8 +149,7 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
 
     try:
         engine = build_engine(launch.config, progress)
-    except (ModelError, ConfigError) as error:
-        logger.error("%s", error)
+    except (ModelError, ConfigError) as error:  # the front logs it
         link.announce(Failed(str(error)))
         return 1
     except Exception as error:

@@ -186,7 +186,12 @@ class _Compiled:
             logger.info("compile cache miss: %s", found.reason)
             self._child = self._start_child(found.reason if found.is_barred else None)
         else:
-            logger.info("pieces run eagerly; -O1 compiles them for good: %s", found.reason)
+            name = config.model.model
+            logger.info(
+                "not compiled yet, so pieces run eagerly; `tokenspeed warmup %s` compiles them for "
+                "good, half a minute: %s",
+                *(name, found.reason),
+            )
             return
         if chooses_linear(target):
             self._native = self._loader.submit(carried(obtain_native), config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ def warmup(configs: Sequence[Config], export: str | None = None) -> int:
     """Compile what each of these settings would run, where the cache does not have it; then write
     all of it into an archive. The exit code. Raises ConfigError for settings that cannot be taken.
     """
+    if export is not None:
+        check_target("--export", export)
     cache = CompileCache(cache_root(configs[0].compile.cache_dir))
     try:
         entries = {}
@@ -50,6 +53,15 @@ def warmup(configs: Sequence[Config], export: str | None = None) -> int:
         logger.error("%s", error)
         return 1
     return 0
+
+
+def check_target(flag: str, path: str) -> None:
+    """Raise ConfigError if no file can be written there: before a minute of work, not after it."""
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{flag} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{flag} {path}: {folder} cannot be written")
 
 
 class CompileError(RuntimeError):
