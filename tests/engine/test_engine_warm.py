@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engine_tiny import request, run
 
 from tokenspeed.engine.engine import Engine
@@ -41,7 +42,7 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
     return {name: outcome.token_ids for name, outcome in outcomes.items()}
 
 
-def start(model: str, level: int, cache: Path, home: Path) -> dict[str, Any]:
+def start(model: str, level: int, cache: Path, home: Path, **env: str) -> dict[str, Any]:
     """Start and generate in a fresh process; what it says of itself."""
     names = ("HOME", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
     for name in names:
@@ -52,7 +53,7 @@ def start(model: str, level: int, cache: Path, home: Path) -> dict[str, Any]:
         text=True,
         timeout=120,
         cwd=Path(__file__).parent,
-        env=os.environ | {name: str(home / name) for name in names},
+        env=os.environ | {name: str(home / name) for name in names} | env,
     )
     assert done.returncode == 0, done.stderr
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -68,6 +69,19 @@ def test_a_warm_start_runs_no_dynamo(
     assert said["tokens"] == tokens(cold)
     assert said["dynamo"].keys() <= LOADED
     assert said["compiler"] == []
+
+
+@pytest.mark.parametrize("env", [{"PATH": "/nowhere"}, {"CXX": "/no/such/compiler"}])
+def test_a_warm_start_needs_no_compiler(
+    tiny_model: str, tiny_cold: tuple[Path, Engine], tmp_path: Path, env: dict[str, str]
+) -> None:
+    """Nor does it matter which one there is: what was compiled is found by the name it was given
+    when it was.
+    """
+    cache, cold = tiny_cold
+    said = start(tiny_model, 1, cache, tmp_path, **env)
+    assert "level 1 (compile cache hit)" in said["summary"]
+    assert said["tokens"] == tokens(cold)
 
 
 def test_an_eager_start_is_noticed(tiny_model: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from torch import fx
-from torch._inductor import async_compile, codecache, cpu_vec_isa, debug
+from torch._inductor import async_compile, codecache, cpp_builder, cpu_vec_isa, debug
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -42,14 +42,15 @@ _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 class VectorIsa(msgspec.Struct, frozen=True):
-    """The CPU instructions that kernels were compiled for, and how the compiler was told. No bits:
-    none, since no compiler and CPU agreed on any.
+    """The CPU instructions that kernels were compiled for, how the compiler was told, and its name.
+    No bits: none, since no compiler and CPU agreed on any.
     """
 
     name: str
     bits: int
     macros: list[str]
     flags: str
+    compiler: str = ""
 
 
 class Launch(NamedTuple):
@@ -191,15 +192,21 @@ def loading_from(folder: Path, isa: VectorIsa | None) -> Iterator[None]:
         if isa is not None and hasattr(codecache, "pick_vec_isa"):
             recorded = _RecordedIsa(isa) if isa.bits else cpu_vec_isa.invalid_vec_isa
             stack.enter_context(_swapped(codecache, "pick_vec_isa", lambda: recorded))
+        if isa is not None and isa.compiler and hasattr(cpp_builder, "get_cpp_compiler"):
+            # An object's name is a digest of its command line. Here there may be another compiler,
+            # or none.
+            compiler = isa.compiler
+            stack.enter_context(_swapped(cpp_builder, "get_cpp_compiler", lambda: compiler))
         yield
 
 
 def vector_isa() -> VectorIsa:
     """What Inductor compiles for on this CPU, after it has tried it out."""
     isa = cpu_vec_isa.pick_vec_isa()
+    compiler = cpp_builder.get_cpp_compiler()
     if not isa:
-        return VectorIsa("", 0, [], "")
-    return VectorIsa(str(isa), isa.bit_width(), isa.build_macro(), isa.build_arch_flags())
+        return VectorIsa("", 0, [], "", compiler)
+    return VectorIsa(str(isa), isa.bit_width(), isa.build_macro(), isa.build_arch_flags(), compiler)
 
 
 @contextlib.contextmanager
