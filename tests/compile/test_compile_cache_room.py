@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from compile_entries import FACTS, fill, found, missed
 
 from tokenspeed.compile import cache as cache_module
-from tokenspeed.compile.cache import MAX_ENTRIES, CompileCache
-from tokenspeed.compile.entry import Entry
+from tokenspeed.compile.cache import MAX_ENTRIES, CompileCache, cache_root
+from tokenspeed.compile.entry import Damaged, Entry, parse_manifest
 from tokenspeed.compile.locks import locked, read_lock, release, try_lock
+from tokenspeed.options import ConfigError
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -129,3 +131,23 @@ def test_the_nearest_is_looked_for_among_the_entries_used_last(
     for number, when in ((0, 300.0), (1, 100.0), (2, 200.0)):
         last_used(cache.store(facts(number), f"m{number}", fill).folder, when)
     assert "the nearest entry, m0-" in missed(cache, facts(9))
+
+
+def test_a_user_without_a_home_has_a_cache_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # nothing is known of the user
+    for name in ("TOKENSPEED_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    root = cache_root(None)
+    assert root.is_absolute() and "~" not in str(root)
+    assert root.name == f"tokenspeed-{os.getuid()}"
+
+
+def test_a_cache_path_that_is_no_text_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        cache_root("/tmp/caf\udce9")
+
+
+def test_brackets_without_end_are_damage() -> None:
+    data = b'{"x":' + b"[" * 200_000
+    with pytest.raises(Damaged):
+        parse_manifest(data, hashlib.sha256(data).hexdigest().encode())

@@ -159,7 +159,7 @@ def _read(reader: _Reader, num_bytes: int) -> dict[str, bytes]:
         raise ArchiveError(f"{INDEX} is not what was written, or {INDEX_DIGEST} is not")
     try:
         index = msgspec.json.decode(text, type=Index)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ArchiveError(f"{INDEX} cannot be read: {error}") from error
     _check(index)
     if _encode(index) != text:

@@ -34,6 +34,7 @@ from tokenspeed.compile.key import Change, Facts, differences, digest_of
 from tokenspeed.compile.locks import is_read, locked, release, try_lock
 from tokenspeed.compile.trust import check_folder, own_folder
 from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
 from tokenspeed.spans import span
 
 VERSION = "v1"
@@ -61,14 +62,23 @@ class Miss:
 
 def cache_root(setting: str | None) -> Path:
     """Where the cache is: as set, else TOKENSPEED_CACHE_DIR, else the user's cache folder. Links
-    are followed here, once: what is checked afterwards is what they lead to.
+    are followed here, once: what is checked afterwards is what they lead to. A user without a home
+    has one below the temporary folder. Raises ConfigError for a path that is no text.
     """
     if chosen := setting or os.environ.get("TOKENSPEED_CACHE_DIR"):
-        return Path(os.path.realpath(os.path.expanduser(chosen)))
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.expanduser("~/.cache")
-    return Path(os.path.realpath(os.path.join(base, "tokenspeed")))
+        path = os.path.expanduser(chosen)
+    else:
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(base):
+            base = os.path.expanduser("~/.cache")
+        path = os.path.join(base, "tokenspeed")
+    if path.startswith("~"):
+        path = os.path.join(tempfile.gettempdir(), f"tokenspeed-{os.getuid()}")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--cache-dir {path!a}: the path is not UTF-8; name another") from None
+    return Path(os.path.realpath(path))
 
 
 class CompileCache:

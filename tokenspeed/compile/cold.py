@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +61,8 @@ class _Compilation:
                 graph_pass=self._graph_passes(),
             )
         work = self._folder / ".work"
+        if shlex.quote(str(work)) != str(work):  # Inductor's command lines are split at spaces
+            work = Path(tempfile.mkdtemp(prefix="tokenspeed-"))
         (self._folder / "pieces").mkdir()
         is_cpu = self._target.device.type == "cpu"
         with inductor_api.compiling_in(work, is_cpu):

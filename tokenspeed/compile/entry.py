@@ -142,7 +142,7 @@ def parse_manifest(data: bytes, ready: bytes) -> Manifest:
         raise Damaged("READY does not belong to the manifest")
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Damaged(f"the manifest cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise Damaged(f"its format is {manifest.format}, not {FORMAT}")

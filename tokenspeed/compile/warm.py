@@ -95,9 +95,13 @@ def _private_folder(beside: Path, entry: Entry) -> Path:
     there, which temporary folders do not always allow.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=".load-", dir=beside))
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="tokenspeed-"))
+        return _filled(Path(tempfile.mkdtemp(prefix=".load-", dir=beside)), entry)
+    except OSError:  # read-only, or full
+        return _filled(Path(tempfile.mkdtemp(prefix="tokenspeed-")), entry)
+
+
+def _filled(folder: Path, entry: Entry) -> Path:
+    """The folder with the entry's objects; it is removed if they do not fit."""
     try:
         for name, data in entry.files.items():
             if name.split("/")[0] in OBJECTS:

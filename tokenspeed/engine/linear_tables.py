@@ -66,7 +66,7 @@ def _kept(
     try:
         table = LinearTable.from_json(data)
         why = table.why_unfit(shapes, kernels)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: brackets without end
         why = str(error)
     if why is not None:
         logger.info("linear kernels: the table in the compile cache is ignored: %s", why)

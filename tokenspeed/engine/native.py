@@ -64,15 +64,25 @@ def _stored(path: Path) -> Native | None:
         data = read_own_file(path)
         if _digest(data) != digest:
             return None
-        with contextlib.ExitStack() as stack:
-            place, _ = _room(stack, path.parent)
-            write_file(place / path.name, data)
-            kernels = native.load(place / path.name)
+        kernels = _load_copy(data, path)
         with contextlib.suppress(OSError):
             os.utime(_digest_path(path))  # it is used
         return kernels
     except (BuildError, OSError):
         return None
+
+
+def _load_copy(data: bytes, path: Path) -> Native:
+    """Load a private copy of an object, beside it or, where there is no room, elsewhere."""
+    try:
+        with contextlib.ExitStack() as stack:
+            place, _ = _room(stack, path.parent)
+            write_file(place / path.name, data)
+            return native.load(place / path.name)
+    except OSError:
+        with _temporary("tokenspeed-native-", None) as other:
+            write_file(Path(other) / path.name, data)
+            return native.load(Path(other) / path.name)
 
 
 def _made(folder: Path, name: str) -> Native:
