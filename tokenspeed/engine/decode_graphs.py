@@ -67,9 +67,8 @@ class DecodeGraphs:
         self._executable = executable
         self._attention = attention
         self._slots = slots
-        self._sizes = sorted(sizes)
         self._steps: dict[int, UniformStep] = {}
-        largest, device = self._sizes[-1], slots.device
+        largest, device = max(sizes), slots.device
         self._pool = pool
         self._row_slots = torch.full((largest,), slots.scratch, device=device)
         self._order = torch.arange(largest + 1, dtype=torch.int32, device=device)

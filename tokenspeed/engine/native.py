@@ -23,6 +23,7 @@ import torch
 
 from tokenspeed import ledger
 from tokenspeed.compile.cache import cache_root
+from tokenspeed.compile.transfer import NATIVE
 from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.config import Config
 from tokenspeed.kernels import native
@@ -30,7 +31,6 @@ from tokenspeed.kernels.native import BuildError, Native
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
-FOLDER = "native"
 _MAX_KEPT = 4
 """Objects that stay, of several CPUs and versions: those used last."""
 
@@ -45,7 +45,7 @@ def obtain_native(config: Config) -> Native | None:
     is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
     if not is_cpu or config.compile.weight_layout == "plain":
         return None
-    folder = cache_root(config.compile.cache_dir) / FOLDER
+    folder = cache_root(config.compile.cache_dir) / NATIVE
     try:
         with span("kernels.native"):
             name = native.file_name()

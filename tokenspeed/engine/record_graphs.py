@@ -6,7 +6,7 @@ import time
 
 from tokenspeed.compile.cudagraph import GraphPool, graph_sizes
 from tokenspeed.compile.runner import Executable
-from tokenspeed.config import Config
+from tokenspeed.config import CompileConfig, Config
 from tokenspeed.engine.attention import Attention
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.model import ServedModel
@@ -35,6 +35,26 @@ def check_level(config: Config, model: ServedModel) -> None:
         )
 
 
+def _say_what_is_void(settings: CompileConfig) -> None:
+    """Options about graphs, where there are none, are not ignored in silence."""
+    values = {
+        "--cudagraph-capture-sizes": settings.cudagraph_capture_sizes,
+        "--max-cudagraph-capture-size": settings.max_cudagraph_capture_size,
+        "--disable-prefill-graph": settings.disable_prefill_graph,
+    }
+    if void := [name for name, value in values.items() if value]:
+        logger.warning("no CUDA graphs are recorded here: %s has no effect", ", ".join(void))
+
+
+def _decode_sizes(settings: CompileConfig, max_num_seqs: int) -> list[int]:
+    """Batch sizes to record: those asked for, as far as the limits allow."""
+    limit = min(settings.max_cudagraph_capture_size or _MOST_ROWS, max_num_seqs)
+    wanted = set(settings.cudagraph_capture_sizes or graph_sizes(limit))
+    if larger := sorted(size for size in wanted if size > limit):
+        logger.warning("no CUDA graph of %s: steps have %d rows at most", larger, limit)
+    return sorted(size for size in wanted if size <= limit)
+
+
 def record_graphs(
     config: Config,
     executable: Executable,
@@ -47,10 +67,9 @@ def record_graphs(
     """
     settings, is_cuda = config.compile, slots.device.type == "cuda"
     if settings.level in (0, 1) or not is_cuda or isinstance(attention, TorchAttention):
+        _say_what_is_void(settings)
         return None
-    limit = settings.max_cudagraph_capture_size or min(config.scheduler.max_num_seqs, _MOST_ROWS)
-    wanted = settings.cudagraph_capture_sizes or graph_sizes(limit)
-    sizes = [size for size in wanted if size <= config.scheduler.max_num_seqs]
+    sizes = _decode_sizes(settings, config.scheduler.max_num_seqs)
     began = time.monotonic()
     with span("graph.capture"):
         pool = GraphPool(slots.device)
@@ -58,7 +77,7 @@ def record_graphs(
         prefill = PrefillGraphs(executable, attention, slots, prefill_sizes, pool)
         decode = DecodeGraphs(executable, attention, slots, sizes or [1], pool)
         work = [(prefill.record, size) for size in reversed(prefill.sizes)]
-        work += [(decode.record, size) for size in sorted(set(sizes), reverse=True)]
+        work += [(decode.record, size) for size in reversed(sizes)]
         for done, (record, size) in enumerate(work, 1):
             record(size)
             progress("graphs", f"{done} of {len(work)}")
