@@ -21,8 +21,10 @@ HEAVY = ("torch", "triton", "transformers")
 LIGHT_MODULES = (
     "tokenspeed",
     "tokenspeed.cli.main",
+    "tokenspeed.bench.serve",
     "tokenspeed.cli.serve",
     "tokenspeed.cli.batch",
+    "tokenspeed.cli.bench",
     "tokenspeed.cli.cache",
     "tokenspeed.cli.explain",
     "tokenspeed.cli.warmup",

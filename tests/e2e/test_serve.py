@@ -20,6 +20,8 @@ import httpx
 import openai
 import pytest
 
+from tokenspeed.cli.main import main
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_smollm2.json").read_text())
 CAPITAL = GOLDEN["prompts"][0]
 ANSWER = CAPITAL["runs"]["weights_gguf_fp32_compute_fp32"]["text"]
@@ -130,6 +132,22 @@ def test_completion_of_token_ids_with_logprobs(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "length"
     assert len(choice.logprobs.token_logprobs) == 4
     assert choice.logprobs.token_logprobs[0] == pytest.approx(-1.88268, abs=1e-3)
+
+
+def test_bench_serve_measures_it(server: str, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    words = ["bench", "serve", "--base-url", server, "--output-json", str(result)]
+    words += ["--save-detailed", "--dataset-name", "multi-turn", "--num-turns", "2"]
+    words += ["--think-time", "0.01", "--num-prompts", "3", "--max-concurrency", "2"]
+    words += ["--random-input-len", "24", "--turn-input-len", "4", "--random-output-len", "5"]
+    assert main([*words, "--ignore-eos", "--goodput", "e2el:60000"]) == 0
+    found = json.loads(result.read_bytes())
+    assert (found["completed"], found["failed"], found["model_id"]) == (6, 0, "smollm2")
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (3 * (24 + 33), 30)
+    assert found["request_goodput"] == found["request_throughput"] > 0
+    for record in found["requests"]:
+        assert sum(record["chunk_tokens"]) == record["output_len"] == 5
+        assert 0 < record["chunk_times"][0] <= record["latency"] < found["duration"]
 
 
 def test_samples_stop_and_seed(client: openai.OpenAI) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tokenspeed.cli.answers import Granted, Known, Refused, Same
 from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.environment import ENVIRONMENT
 from tokenspeed.cli.flags import known_flags, negative
 from tokenspeed.config import GROUPS
-from tokenspeed.options import ConfigError, Option, options_of, suggest
+from tokenspeed.options import ConfigError, Option, Settings, options_of, suggest
 
 _INDENT = 30
 _COMMON = {
@@ -34,20 +34,30 @@ def wanted(argv: Sequence[str]) -> str | None:
 
 
 def page(
-    head: str, options: Sequence[Option], own: Mapping[str, str], topic: str, *, common: bool = True
+    head: str,
+    options: Sequence[Option],
+    own: Mapping[str, str],
+    topic: str,
+    *,
+    common: bool = True,
+    groups: Iterable[type[Settings]] = tuple(GROUPS.values()),
 ) -> str:
-    """The help of a command. `head` opens it, `own` are its own flags with their texts."""
+    """The help of a command. `head` opens it, `own` are its own flags with their texts; its options
+    stand in these groups.
+    """
     if topic == "compat":
         return compat()
     if topic:
         return explain(topic, options)
     parts = [textwrap.dedent(head).strip("\n")]
     chosen = {option.name for option in options}
-    for settings in GROUPS.values():
+    for settings in groups:
         rows = {_names(each): _text(each) for each in options_of(settings) if each.name in chosen}
         if rows:
             parts.append(_section((settings.__doc__ or "").strip().splitlines()[0], rows))
-    parts.append(_section("This command", {**own, **(_COMMON if common else {})}))
+    rows = {**own, **(_COMMON if common else {})}
+    if rows:
+        parts.append(_section("This command", rows))
     return "\n\n".join(parts)
 
 

@@ -1,0 +1,180 @@
+"""What `tokenspeed bench serve` does: wait for the server, warm it up, load it, print. No torch.
+
+Ctrl-C ends the load and prints what was measured until then; requests that were open count neither
+as successes nor as failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import h11
+import msgspec
+import uvloop
+from tqdm import tqdm
+
+from tokenspeed.bench import serve_report
+from tokenspeed.bench.answer import Record
+from tokenspeed.bench.http_client import HttpClient
+from tokenspeed.bench.load import Load, Requests, arrivals, limit_of, num_requests, warm_ups
+from tokenspeed.bench.metrics import summarize
+from tokenspeed.bench.serve_options import ServeOptions
+from tokenspeed.bench.serve_plan import API_KEYS, Plan, make_plan
+
+_POLL_S = 0.5
+_MODELS = "/v1/models"
+
+
+class BenchFailed(RuntimeError):
+    """Nothing could be measured; one line: why."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run that ended, by itself or by Ctrl-C."""
+
+    model: str
+    records: list[Record]
+    duration: float
+    client_share: float
+    """Of one core, that this process used."""
+    was_interrupted: bool
+
+
+def serve(options: ServeOptions, environ: Mapping[str, str] = os.environ) -> int:
+    """Measure and print; the exit status. Raises ConfigError."""
+    plan = make_plan(options, environ)
+    try:
+        measured = uvloop.run(measure(plan))
+    except BenchFailed as error:
+        print(f"tokenspeed: error: bench serve: {error}", file=sys.stderr)
+        return 1
+    records = measured.records
+    summary = summarize(
+        records, measured.duration, percentiles=plan.percentiles, limits_ms=plan.limits_ms
+    )
+    print(serve_report.text(summary, options, plan.shown))
+    for note in serve_report.notes(summary, records, measured.client_share):
+        print(note)
+    path = serve_report.path(options, measured.model)
+    if path is not None:
+        result = serve_report.as_json(summary, options, measured.model, measured.client_share)
+        if options.output.save_detailed:
+            result |= serve_report.details(records)
+        encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
+        try:
+            path.write_bytes(encoded + b"\n")
+        except OSError as error:
+            print(f"tokenspeed: error: bench serve: {error}", file=sys.stderr)
+            return 1
+    if measured.was_interrupted:
+        return 130
+    return 1 if summary.failed or not summary.completed else 0
+
+
+async def measure(plan: Plan) -> Measured:
+    """Wait, warm up, load. Raises BenchFailed if the server never answers."""
+    options = plan.options
+    client = HttpClient(plan.address, plan.headers)
+    try:
+        model = await _ready(client, options)
+        requests = Requests(
+            endpoint=options.endpoint,
+            is_chat=options.is_chat,
+            model=model,
+            fields=plan.fields,
+            must_be_full=options.target.ignore_eos,
+            timeout_s=options.target.request_timeout,
+        )
+        await _warm_up(client, requests, plan)
+        load = Load(client, requests, limit_of(options.load.max_concurrency))
+        cpu = time.process_time()
+        with _bar(load, plan):
+            was_interrupted = await _run(load, plan)
+        duration = time.perf_counter() - load.began
+        share = (time.process_time() - cpu) / duration if duration else 0.0
+        return Measured(model, load.records, duration, share, was_interrupted)
+    finally:
+        client.close()
+
+
+async def _run(load: Load, plan: Plan) -> bool:
+    """Run the load; whether Ctrl-C ended it."""
+    options = plan.options
+    starts = arrivals(len(plan.sessions), options.load, options.dataset.seed)
+    task = asyncio.create_task(load.run(plan.sessions, starts))
+    loop = asyncio.get_running_loop()
+    was_interrupted = False
+
+    def interrupt() -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        task.cancel()
+        loop.remove_signal_handler(signal.SIGINT)  # the next one ends the program
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not was_interrupted:
+            raise
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return was_interrupted
+
+
+async def _warm_up(client: HttpClient, requests: Requests, plan: Plan) -> None:
+    chosen = warm_ups(plan.sessions, plan.options.load.num_warmups)
+    load = Load(client, requests, limit_of(plan.options.load.max_concurrency))
+    await load.run(chosen, [0.0] * len(chosen))
+    failed = [record for record in load.records if record.failure is not None]
+    if failed and len(failed) == len(chosen):
+        first = failed[0]
+        raise BenchFailed(f"the warm-up failed: {first.failure}: {first.detail}")
+
+
+async def _ready(client: HttpClient, options: ServeOptions) -> str:
+    """The model to ask for, once the server lists its models (or, with --model, answers at all)."""
+    deadline = time.monotonic() + options.target.ready_check_timeout_sec
+    while True:
+        try:
+            async with asyncio.timeout(10.0), client.request("GET", _MODELS) as response:
+                status, body = response.status, await response.read()
+            if options.target.model is not None and status < 500:
+                return options.target.model
+            if status == 200:
+                return _first_model(body)
+            problem = f"GET {_MODELS} was answered with {status}"
+            if 400 <= status < 500:
+                raise BenchFailed(f"{problem}; give --model, or a key in {API_KEYS[0]}")
+        except (OSError, TimeoutError, h11.RemoteProtocolError) as error:
+            problem = str(error) or type(error).__name__
+        if time.monotonic() >= deadline:
+            raise BenchFailed(f"the server is not ready: {problem}")
+        await asyncio.sleep(_POLL_S)
+
+
+def _first_model(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["data"][0]["id"])
+    except (msgspec.DecodeError, LookupError, TypeError):
+        raise BenchFailed(f"GET {_MODELS} lists no model; give --model") from None
+
+
+@contextlib.contextmanager
+def _bar(load: Load, plan: Plan) -> Iterator[None]:
+    hidden = True if plan.options.output.disable_tqdm else None  # None: unless on a terminal
+    with tqdm(total=num_requests(plan.sessions), desc="Requests", disable=hidden) as bar:
+
+        def update(record: Record) -> None:
+            bar.update()
+
+        load.on_done = update
+        yield
