@@ -34,6 +34,7 @@ from tokenspeed.compile.entry import RECEIPT
 from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.models import family_of
+from tokenspeed.resolve import RANGES
 
 WIDTHS = {
     "architectures": ["LlamaForCausalLM"],
@@ -69,7 +70,7 @@ def measure(depth: int, folder: Path) -> dict[str, Any]:
         config=config,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        ranges=token_ranges("cpu"),
+        ranges=token_ranges(RANGES["cpu"]),
     )
     entry = CompileCache(folder).store(
         facts_of(target),

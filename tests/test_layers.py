@@ -16,7 +16,7 @@ MAX_LINES = 350
 MAX_FUNCTION_LINES = 50
 
 LAYERS = (
-    {"batch", "request", "options", "config", "log", "ledger", "spans"},
+    {"batch", "request", "options", "config", "resolve", "log", "ledger", "spans"},
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},
     {"compile", "speculative", "structured", "parsers"},
@@ -48,6 +48,7 @@ NAMED_MODULES: dict[str, set[str]] = {
         *("cli.explain", "cli.version"),
     },
     "tokenspeed/cli/explain.py": {"engine.explain", "engine.verify"},
+    "tokenspeed/cli/print_config.py": {"engine.settled"},
     "tokenspeed/cli/serve.py": {"server.serve"},
     "tokenspeed/cli/warmup.py": {"engine.warmup"},
     "tokenspeed/engine/attention.py": {"kernels.flashinfer_prefill"},

@@ -1,6 +1,6 @@
 """The settings: small frozen dataclasses, one a concern.
 
-Values left open (None, "auto") are settled once, by `engine.build`, from the model and the device;
+Values left open (None, "auto") are settled once, by `resolve`, from the model and the machine;
 measured facts (page count) are results and stay out.
 """
 
@@ -124,6 +124,10 @@ LEVELS = {
 """What each optimisation level does and costs."""
 
 
+MAX_RANGES = 8
+"""Token ranges: each costs a compile of every piece, and a comparison a call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(Settings):
     """How far the model is compiled."""
@@ -150,6 +154,14 @@ class CompileConfig(Settings):
         None,
         "folder for the graphs before and after each pass, as text; implies a compile, for this "
         "start only",
+    )
+    compile_ranges: tuple[int, ...] = option(
+        (),
+        "token counts at which a range ends: pieces are compiled once for each range, and 32 512 "
+        "makes three; 0: one range (default: 32; on a CPU 0)",
+        aliases=("--compile-ranges-endpoints",),
+        low=0,
+        high=1 << 20,
     )
     attention_backend: str = option(
         "auto",
@@ -185,6 +197,18 @@ class CompileConfig(Settings):
         "by a measured table); plain: matrices in the compute dtype, torch's kernels only",
         choices=("auto", "plain"),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ends = self.compile_ranges
+        if len(ends) > MAX_RANGES - 1:
+            raise ConfigError(
+                f"compile_ranges must be at most {MAX_RANGES - 1} token counts, got {len(ends)}: "
+                "every piece is compiled for each range"
+            )
+        if list(ends) != sorted(set(ends)) or (0 in ends and len(ends) > 1):
+            shown = " ".join(map(str, ends))
+            raise ConfigError(f"compile_ranges must ascend, and 0 stand alone, got {shown}")
 
 
 @dataclass(frozen=True, kw_only=True)

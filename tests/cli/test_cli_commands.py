@@ -52,13 +52,6 @@ def test_errors_are_one_line(
     assert captured.err.count("\n") == 1 and not captured.out
 
 
-def test_print_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "m", "--tp", "1", "--print-config"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("# --tp 1: ")
-    assert 'model: "m"  # command line' in lines
-
-
 def test_commands_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gives its settings to the function that does the work, and its status back."""
     calls: list[tuple[Any, ...]] = []

@@ -31,7 +31,7 @@ def target(model: Callable[..., Any] | None = None) -> Target:
         config=config,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        ranges=token_ranges("cpu"),
+        ranges=token_ranges((0,)),
     )
 
 

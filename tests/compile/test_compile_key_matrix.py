@@ -23,7 +23,8 @@ import torch
 from tokenspeed.compile import key
 from tokenspeed.compile.key import Facts, differences, digest_of, facts_of
 from tokenspeed.config import OPTIONS, make_config
-from tokenspeed.engine import attention, memory
+from tokenspeed.engine import facts as engine_facts
+from tokenspeed.engine import memory
 from tokenspeed.engine.model import resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.kernels.attention_torch import TorchAttention
@@ -66,6 +67,7 @@ OPTION_FACTS: dict[str, tuple[Any, str]] = {
     "device": ("cuda", "compile.device"),
     "dtype": ("bfloat16", "compile.dtype"),
     "strict_passes": (True, "compile.strict_passes"),
+    "compile_ranges": ((8, 64), " silu_mul"),
     "weight_layout": ("plain", " weight_layout"),
     **{f"disable_pass {name}": ((name,), f" {name}") for name in sorted(PASS_NAMES)},
 }
@@ -122,7 +124,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(attention, "HAS_KERNELS", True)
+    monkeypatch.setattr(engine_facts, "HAS_KERNELS", True)
     for name in filter(key.SETTING.fullmatch, list(os.environ)):
         monkeypatch.delenv(name)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 from tokenspeed.compile import inductor_api, torch_api
@@ -20,6 +22,7 @@ from tokenspeed.compile.ranges import TokenArgument, by_tokens, range_name, toke
 from tokenspeed.compile.split import split
 from tokenspeed.passes.manager import PassManager, Step
 from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange
+from tokenspeed.resolve import RANGES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # inside Inductor
 
@@ -150,9 +153,20 @@ def test_folders_are_let_go_after_an_error(tmp_path: Path) -> None:
 
 
 def test_ranges_hold_every_count_once() -> None:
-    assert token_ranges("cpu") == (EVERY,)
-    assert token_ranges("cuda") == (SMALL, LARGE) == (TokenRange(0, 32), TokenRange(33, None))
+    assert token_ranges(RANGES["cpu"]) == (EVERY,)
+    both = token_ranges(RANGES["cuda"])
+    assert both == (SMALL, LARGE) == (TokenRange(0, 32), TokenRange(33, None))
     assert [range_name(each) for each in (EVERY, SMALL, LARGE)] == ["all", "0-32", "33-"]
+    three = token_ranges((8, 64))
+    assert three == (TokenRange(0, 8), TokenRange(9, 64), TokenRange(65, None))
+
+
+@given(st.sets(st.integers(1, 1 << 20), max_size=7), st.integers(0, 1 << 21))
+def test_any_count_is_in_one_range_and_its_piece_is_called(ends: set[int], count: int) -> None:
+    ranges = token_ranges(sorted(ends))
+    (found,) = [each for each in ranges if each.contains(TokenRange(count, count))]
+    pieces = {each: lambda count, at=each: (at,) for each in ranges}
+    assert by_tokens(pieces, TokenArgument(0, is_count=True))(count) == (found,)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("where", [TokenArgument(1, is_count=False), TokenArgument(0, True)])

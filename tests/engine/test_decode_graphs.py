@@ -11,13 +11,14 @@ from test_worker import BLOCK, VOCAB, Arithmetic, after, begin, decode, prefill,
 from torch import Tensor
 
 from tokenspeed.batch import Batch
-from tokenspeed.compile.cudagraph import GraphPool, Recording, graph_sizes, padded_size
+from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.prefill_graphs import ROWS, PrefillGraphs
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Graphs, Worker
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.options import ConfigError
+from tokenspeed.resolve import graph_sizes
 
 SLOTS, SCRATCH_PAGE = 6, 77
 

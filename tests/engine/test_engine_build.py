@@ -1,4 +1,4 @@
-"""Settling what settings leave open: device, dtype, pool size; and what a start tells of itself."""
+"""The size of the pool, and what a start tells of itself."""
 
 from __future__ import annotations
 
@@ -15,35 +15,10 @@ from tokenspeed.config import CacheConfig
 from tokenspeed.engine import memory
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.memory import available_ram, count_pages
-from tokenspeed.engine.model import resolve_device, resolve_dtype
 from tokenspeed.options import ConfigError
-from tokenspeed.text.errors import ModelError
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 GIB = 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "stored", "expected"),
-    [
-        ("auto", CPU, "bfloat16", torch.float32),
-        ("auto", CUDA, "float16", torch.float16),
-        ("auto", CUDA, None, torch.bfloat16),
-        ("half", CPU, "float32", torch.float16),
-        ("float", CUDA, "bfloat16", torch.float32),
-    ],
-)
-def test_dtype(name: str, device: torch.device, stored: str | None, expected: torch.dtype) -> None:
-    assert resolve_dtype(name, device, {"torch_dtype": stored}) is expected
-
-
-def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="'int3' is not supported"):
-        resolve_dtype("auto", CUDA, {"torch_dtype": "int3"})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == CPU
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        resolve_device("cuda")
 
 
 def test_pool_size_as_asked_or_as_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:

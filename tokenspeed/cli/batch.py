@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tokenspeed.cli import pages
 from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.flags import Command
+from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
 from tokenspeed.config import OPTIONS, ServerConfig
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ, COMMAND)
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        print_settled(resolved)
         return 0
     in_path = _path(resolved.own, "-i", "--input-file")
     out_path = _path(resolved.own, "-o", "--output-file")

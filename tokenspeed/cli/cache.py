@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenspeed.cli import pages
 from tokenspeed.cli.flags import Command
+from tokenspeed.cli.print_config import print_given, print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
@@ -206,7 +207,7 @@ def main(argv: list[str]) -> int:
 def _run(name: str, action: _Action, argv: list[str]) -> int:
     resolved: Resolved = resolve(argv, os.environ, action.command)
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        (print_settled if action.takes_model else print_given)(resolved)
         return 0
     arguments = action.arguments(resolved.own)
     setup_logging(resolved.config.server.log_level)

@@ -7,6 +7,7 @@ import os
 
 from tokenspeed.cli import pages
 from tokenspeed.cli.flags import Command
+from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
 from tokenspeed.config import OPTIONS
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ, COMMAND)
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        print_settled(resolved)
         return 0
     own, config, as_json = resolved.own, resolved.config, "--json" in resolved.own
     html = own.get("--html", (None,))[0]

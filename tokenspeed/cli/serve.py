@@ -6,6 +6,7 @@ import importlib
 import os
 
 from tokenspeed.cli import pages
+from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ)
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        print_settled(resolved)
         return 0
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:

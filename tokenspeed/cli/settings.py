@@ -1,11 +1,10 @@
 """Where each setting comes from: command line, then settings file, then environment, then default.
 
-Every value keeps its source, which `--print-config` shows.
+Every value keeps its source, which `--print-config` shows (`print_config`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings_file import read_file
 from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS, Config, make_config
-from tokenspeed.options import ConfigError, Option, options_of
+from tokenspeed.options import ConfigError
 
 COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
 """Flags of every command that takes options. `--help` never gets here."""
@@ -35,16 +34,6 @@ class Resolved:
     notes: Sequence[str]
     """What was granted otherwise than asked: a line each, to be shown."""
     own: Mapping[str, tuple[str, ...]]
-
-    def listing(self) -> str:
-        """All settings as a settings file, with where each came from. Secrets are left out."""
-        lines = [f"# {note}" for note in self.notes]
-        for group, settings in vars(self.config).items():
-            lines.append(f"# {group}")
-            for option in options_of(type(settings)):
-                source = self.sources.get(option.name, "default")
-                lines.append(_line(option, getattr(settings, option.name), source))
-        return "\n".join(lines)
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = SERVE) -> Resolved:
@@ -80,10 +69,3 @@ def _take_model(line: Read, words: list[str]) -> None:
     if words:
         line.values["model"] = from_words(OPTIONS["model"], words)
         line.sources["model"] = "command line"
-
-
-def _line(option: Option, value: Any, source: str) -> str:
-    if option.secret and value:
-        return f"# {option.name}: {len(value)} not shown  # {source}"
-    shown = json.dumps(list(value) if option.is_list else value)
-    return f"{option.name}: {shown}  # {source}"

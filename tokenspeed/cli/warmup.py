@@ -11,6 +11,7 @@ from typing import Any
 from tokenspeed.cli import pages
 from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.flags import Command
+from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ, COMMAND)
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        print_settled(resolved)
         return 0
     configs = list(_configs(resolved))
     export = resolved.own.get("--export", (None,))[0]

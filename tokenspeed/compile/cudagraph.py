@@ -16,19 +16,6 @@ from torch import Tensor
 
 _WARMUPS = 2
 
-_FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
-"""(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
-
-
-def graph_sizes(largest: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph, ascending, up to `largest`, which is one of them."""
-    sizes = {1, 2, 4, largest}
-    begin = 8
-    for step, end in (_FINE, _MIDDLE, _COARSE):
-        sizes |= set(range(begin, end + 1, step))
-        begin = end + step
-    return tuple(sorted(size for size in sizes if size <= largest))
-
 
 def padded_size(sizes: Sequence[int], count: int) -> int | None:
     """The smallest of ascending `sizes` that holds `count` rows, if one does."""

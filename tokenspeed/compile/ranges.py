@@ -1,18 +1,18 @@
 """Token ranges: a piece is compiled once for each, and the real token count picks at run time.
 
-On a CPU one range is enough. On CUDA the best kernels for a handful of tokens are not those for a
-prefill, so there are two. They meet where the benchmark of linear layers says.
+Where they end is a setting (`--compile-ranges`), and `resolve` has its defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from tokenspeed.compile.plan import Piece
-from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange
+from tokenspeed.passes.rewrite import EVERY, TokenRange
 
 
 class TokenArgument(msgspec.Struct, frozen=True):
@@ -22,9 +22,13 @@ class TokenArgument(msgspec.Struct, frozen=True):
     is_count: bool
 
 
-def token_ranges(device: str) -> tuple[TokenRange, ...]:
-    """The ranges for a device type, in order; together they hold every token count."""
-    return (FEW, MANY) if device == "cuda" else (EVERY,)
+def token_ranges(ends: Sequence[int]) -> tuple[TokenRange, ...]:
+    """The ranges that end at these ascending token counts, and the one above; together they hold
+    every token count. An end of 0 makes no range of its own.
+    """
+    lasts = [end for end in ends if end > 0]
+    firsts = [0, *(last + 1 for last in lasts)]
+    return tuple(map(TokenRange, firsts, [*lasts, None]))
 
 
 def range_name(token_range: TokenRange) -> str:
@@ -40,14 +44,14 @@ def by_tokens(pieces: Mapping[TokenRange, Piece], where: TokenArgument | None) -
     ordered = sorted(pieces.items())
     if where is None or len(ordered) == 1:
         return ordered[-1][1]
-    (token_range, few), (_, many) = ordered
-    index, last = where.index, token_range.last
-    assert last is not None
+    index = where.index
+    lasts = [each.last for each, _ in ordered[:-1] if each.last is not None]
+    ranged = [piece for _, piece in ordered]
 
     def pick_by_count(*args: Any) -> tuple[Any, ...]:
-        return few(*args) if args[index] <= last else many(*args)
+        return ranged[bisect_left(lasts, args[index])](*args)
 
     def pick_by_size(*args: Any) -> tuple[Any, ...]:
-        return few(*args) if len(args[index]) <= last else many(*args)
+        return ranged[bisect_left(lasts, len(args[index]))](*args)
 
     return pick_by_count if where.is_count else pick_by_size

@@ -18,7 +18,7 @@ from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
-from tokenspeed.engine.record_graphs import check_level, record_graphs
+from tokenspeed.engine.record_graphs import record_graphs
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
@@ -34,10 +34,6 @@ _PROGRESS_S = 0.2
 _MIB = 1 << 20
 
 
-TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
-"""Tokens a step: about the most that keeps others waiting for a second or less."""
-
-
 def build_engine(config: Config, progress: Progress) -> Engine:
     """Build everything; ModelError or ConfigError (one line) for what the user can put right."""
     began = time.monotonic()
@@ -46,22 +42,22 @@ def build_engine(config: Config, progress: Progress) -> Engine:
             progress("config", config.model.model)
             model = settle_layout(resolve_served(config), config)
             _log_model(model)
-        check_level(config, model)
-        attention = PendingAttention(config, model)
+        settings = model.settings
+        attention = PendingAttention(model)
         with obtain_program(model, config) as pending:
-            module = _load(model, config, progress)
+            module = _load(model, progress)
             with span("kv.build"):
                 progress("kv", "")
                 groups = cache_groups(model.family.cache_specs(model.config))
-                pool = _build_pool(model, groups, config)
+                pool = _build_pool(model, groups, config.model.max_model_len)
             obtained = pending.result(progress)
             if obtained.linear is not None:
-                are_real = config.model.load_format != "dummy"
+                are_real = settings.model.load_format != "dummy"
                 obtained.linear.install(module.parameters(), are_real, progress)
         with span("executor.init"):
             executable = Executable(obtained.program, module)
             return _join(
-                *(model, config, executable, attention, groups, pool),
+                *(model, executable, attention, groups, pool),
                 *(obtained.level, began, progress),
             )
 
@@ -73,9 +69,11 @@ def _log_model(model: ServedModel) -> None:
         *(model.source.name, model.family.model.__name__),
         *(numbers.num_layers, numbers.max_model_len, model.device, model.dtype_name),
     )
+    for note in model.resolution.notes:
+        logger.warning("%s", note)
 
 
-def _load(model: ServedModel, config: Config, progress: Progress) -> nn.Module:
+def _load(model: ServedModel, progress: Progress) -> nn.Module:
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -92,23 +90,26 @@ def _load(model: ServedModel, config: Config, progress: Progress) -> nn.Module:
                 module,
                 model.family.weights,
                 model.source,
-                load_format=config.model.load_format,
-                seed=config.model.seed,
+                load_format=model.settings.model.load_format,
+                seed=model.settings.model.seed,
                 progress=report,
             )
     logger.info("weights: %d MiB in %.1f s", loaded.bytes // _MIB, loaded.seconds)
     return module
 
 
-def _build_pool(model: ServedModel, groups: list[CacheGroup], config: Config) -> PagePool:
-    began = time.monotonic()
+def _build_pool(
+    model: ServedModel, groups: list[CacheGroup], asked_model_len: int | None
+) -> PagePool:
+    """The pool; it has to hold one request of the length that was asked for, if one was."""
+    began, config = time.monotonic(), model.settings
     block_size = config.cache.block_size
     page_bytes = bytes_per_page(groups, block_size, model.dtype)
     num_pages = count_pages(
         config.cache,
         page_bytes,
         useful_tokens=config.scheduler.max_num_seqs * model.config.max_model_len,
-        needed_tokens=config.model.max_model_len or 1,
+        needed_tokens=asked_model_len or 1,
         device=model.device,
     )
     pool = PagePool(groups, num_pages, block_size, model.dtype, model.device)
@@ -122,7 +123,6 @@ def _build_pool(model: ServedModel, groups: list[CacheGroup], config: Config) ->
 
 def _join(
     model: ServedModel,
-    config: Config,
     executable: Executable,
     attention: PendingAttention,
     groups: list[CacheGroup],
@@ -131,16 +131,17 @@ def _join(
     began: float,
     progress: Progress,
 ) -> Engine:
-    num_pages, block_size = pool.num_pages, pool.block_size
+    num_pages, block_size, config = pool.num_pages, pool.block_size, model.settings
     max_model_len = min(model.config.max_model_len, num_pages * block_size)
     if max_model_len < model.config.max_model_len:
         logger.warning("the KV cache limits the context to %d tokens", max_model_len)
     vocab_size, limits = model.config.vocab_size, config.scheduler
+    assert limits.chunked_prefill_size is not None, "settled by resolve"
     eos_ids = frozenset(token for token in eos_token_ids(model.source) if token < vocab_size)
     scheduler = Scheduler(
         KVManager(groups, num_pages, block_size, config.cache.enable_prefix_caching),
         max_num_seqs=limits.max_num_seqs,
-        token_budget=limits.chunked_prefill_size or TOKEN_BUDGETS[model.device.type],
+        token_budget=limits.chunked_prefill_size,
         max_model_len=max_model_len,
     )
     worker, num_graphs = _build_worker(
@@ -160,14 +161,12 @@ def _join(
         f"{level}, KV cache of {num_pages * block_size} tokens",
     )
     logger.info("engine ready in %.1f s", seconds)
-    serial = limits.disable_overlap_schedule
-    overlap = model.device.type != "cpu" if serial is None else not serial
     return Engine(
         scheduler,
         worker,
         ready=ready,
         eos_ids=eos_ids,
-        overlap=overlap,
+        overlap=not limits.disable_overlap_schedule,
         forbid_jit=config.compile.jit_after_ready == "error",
     )
 
@@ -190,7 +189,7 @@ def _build_worker(
         scratch_page=pool.scratch_page,
     )
     attention = pending.result(groups, pool, slots)
-    graphs = record_graphs(config, executable, attention, slots, progress)
+    graphs = record_graphs(config.compile, executable, attention, slots, progress)
     worker = Worker(
         executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
     )

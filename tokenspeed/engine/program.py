@@ -3,8 +3,8 @@
     level 0                 planned here, run eagerly
     level 1, a cache hit    loaded by a thread, while the weights are
     level 1, a miss         compiled by a process, while the weights are loaded; then loaded
-    level 2                 as level 1; CUDA graphs are made later, of whatever runs
-    no level                level 2; on a CPU level 1, but a miss runs eagerly and the log says so
+    level 2, level 3        as level 1; CUDA graphs are made later, of whatever runs
+    no level, on a CPU      level 1, but a miss runs eagerly and the log says so
 
 Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start, unless
 `--require-cache` says that a start without a hit is none, or `--strict-passes` that one is none in
@@ -33,7 +33,7 @@ from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.config import CompileConfig, Config
-from tokenspeed.engine.attention import attention_backend
+from tokenspeed.engine.attention import ATTENTION_BACKENDS
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel
@@ -66,7 +66,7 @@ class Obtained:
 
 def target_of(model: ServedModel, config: Config) -> Target:
     """What the compiler has to know. Raises ConfigError for an unknown pass."""
-    settings, device = config.compile, model.device.type
+    settings = model.settings.compile
     disabled = disabled_passes(config)
     if settings.weight_layout == "plain":
         disabled.add(weight_layout.PASS.name)
@@ -75,8 +75,8 @@ def target_of(model: ServedModel, config: Config) -> Target:
         config=model.config,
         dtype=model.dtype,
         device=model.device,
-        ranges=token_ranges(device),
-        fuses_prologue=attention_backend(config, model).backend.fuses_prologue,
+        ranges=token_ranges(settings.compile_ranges),
+        fuses_prologue=ATTENTION_BACKENDS[settings.attention_backend].fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
         layout=model.layout,

@@ -1,0 +1,73 @@
+"""`--print-config`: every setting as a settings file, with where it comes from or why it is so.
+
+What settings leave open is settled by the engine's own function, on this machine and for the model;
+the engine is imported for it, and a machine on which it cannot be still prints what was given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tokenspeed.cli.settings import Resolved
+from tokenspeed.options import Option, options_of
+from tokenspeed.resolve import Resolution, levels
+
+_SETTLER = "tokenspeed.engine.settled"
+
+
+def print_settled(resolved: Resolved) -> None:
+    """Print the settings of a start. Raises ConfigError for what it could not have here."""
+    try:
+        settler = importlib.import_module(_SETTLER)
+    except (ImportError, OSError) as error:  # OSError: a broken CUDA library
+        why = f"the engine cannot be imported: {type(error).__name__}: {error}"
+        print("\n".join(listing(resolved, None, why)))
+        return
+    resolution, problem = settler.settled(resolved.config)
+    print("\n".join(listing(resolved, resolution, problem)))
+
+
+def print_given(resolved: Resolved) -> None:
+    """Print the settings of a command that starts nothing."""
+    print("\n".join(listing(resolved, None, None)))
+
+
+def listing(
+    resolved: Resolved, resolution: Resolution | None, problem: str | None
+) -> Iterator[str]:
+    """The lines. `problem`: why some of it is open. Secrets are left out."""
+    notes = [*resolved.notes, *(resolution.notes if resolution else ())]
+    yield from (f"# {note}" for note in notes)
+    if problem is not None:
+        yield f"# what hangs on the model stays open: {problem}"
+    config = resolution.config if resolution else resolved.config
+    reasons = resolution.reasons if resolution else {}
+    for group, settings in vars(config).items():
+        yield f"# {group}"
+        for option in options_of(type(settings)):
+            why = resolved.sources.get(option.name, "default")
+            why = reasons.get(option.name, why)
+            yield _line(option, getattr(settings, option.name), why)
+    if resolution is not None:
+        yield from _levels(resolution)
+
+
+def _line(option: Option, value: Any, why: str) -> str:
+    if option.secret and value:
+        return f"# {option.name}: {len(value)} not shown  # {why}"
+    shown = json.dumps(list(value) if option.is_list else value)
+    return f"{option.name}: {shown}  # {why}"
+
+
+def _levels(resolution: Resolution) -> Iterator[str]:
+    config = resolution.config
+    yield "# what each level does and costs"
+    backend = config.compile.attention_backend
+    for level, what, problem in levels(config.model.device, backend):
+        taken = " (this start)" if level == config.compile.level else ""
+        yield f"#   -O{level}{taken}: {what}"
+        if problem is not None:
+            yield f"#        not here: {problem}"

@@ -1,0 +1,50 @@
+"""The facts that `resolve` settles open settings by: of this machine, and of a model's files."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.compile.cache import cache_root
+from tokenspeed.config import Config
+from tokenspeed.kernels.attention_flashinfer import DTYPES, HEAD_DIM, is_served
+from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill_name
+from tokenspeed.kernels.triton_jit import HAS_KERNELS
+from tokenspeed.models.family import DecoderConfig, Family
+from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
+from tokenspeed.text.source import ModelSource
+
+
+def machine_facts(config: Config) -> MachineFacts:
+    """What this machine has, as far as a start with these settings would use it."""
+    root = str(cache_root(config.compile.cache_dir))
+    has_cuda = config.model.device != "cpu" and torch.cuda.is_available()
+    if not has_cuda:
+        return MachineFacts(has_cuda=False, has_kernels=HAS_KERNELS, cache_root=root)
+    built = [_name(dtype) for dtype in DTYPES if is_built(prefill_name(dtype, HEAD_DIM))]
+    return MachineFacts(
+        has_cuda=True,
+        capability=torch.cuda.get_device_capability(),
+        has_kernels=HAS_KERNELS,
+        flashinfer=FlashInferFacts(
+            is_installed=is_installed(),
+            built=built,
+            dtypes=[_name(dtype) for dtype in DTYPES],
+            head_dim=HEAD_DIM,
+        ),
+        cache_root=root,
+    )
+
+
+def model_facts(source: ModelSource, family: Family, numbers: DecoderConfig) -> ModelFacts:
+    """What the files of a model say of it."""
+    stored = source.config.get("torch_dtype")
+    return ModelFacts(
+        stored="gguf" if source.kind == "gguf" else "safetensors",
+        dtype=None if stored is None else str(stored),
+        max_model_len=numbers.max_model_len,
+        serves_flashinfer=any(map(is_served, family.cache_specs(numbers))),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
