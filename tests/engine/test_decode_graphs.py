@@ -78,6 +78,28 @@ def test_recorded_steps_give_what_launched_ones_give(params: dict[str, Any]) -> 
         assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("what", ["score", "Fetch"])
+@pytest.mark.parametrize("sizes", [(), (2,)], ids=["launched", "recorded"])
+def test_a_second_phase_that_raises_appends_nothing(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], what: str
+) -> None:
+    worker, _ = make_worker(*sizes)
+    prompts(worker, 2, logprobs=1)
+    rows = decode(0, 3), decode(1, 3)
+    launched = worker.launch(Batch(step=0, rows=list(rows)))
+
+    def fail(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tokenspeed.engine.worker.{what}", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            launched.sample()
+    fresh = make_worker()[0]
+    prompts(fresh, 2, logprobs=1)
+    assert step(worker, *rows) == step(fresh, *rows)
+
+
 def test_the_next_input_is_the_one_on_the_device() -> None:
     """Two steps in flight: the second is launched before anybody saw the first's tokens."""
     worker, _ = make_worker(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.runner import Executable
-from tokenspeed.engine import build
+from tokenspeed.engine import build, worker
 from tokenspeed.engine.engine import Engine
 from tokenspeed.request import GenerateRequest, InvalidRequest
 
@@ -147,6 +148,29 @@ def test_a_result_that_cannot_be_fetched_ends_its_requests(
         "the engine failed on this request: RuntimeError: device lost"
     }
     assert run(engine, [request("c", [5, 6])])["c"].error is None
+
+
+@pytest.mark.parametrize("what", ["score", "Fetch"])
+def test_a_second_phase_that_raises_once_costs_nobody_a_token(
+    make: Callable[[type[Faulty]], Engine],
+    alone: dict[str, Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    engine = make(Faulty)
+    name = f"tokenspeed.engine.worker.{what}"
+    real, calls = getattr(worker, what), itertools.count()
+
+    def fail_once(*arguments: Any) -> Any:
+        if next(calls) == 7:
+            raise torch.OutOfMemoryError("no room")
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(name, fail_once)
+        found = run(engine, [each for each in requests() if each.id != "victim"])
+    assert next(calls) > 8
+    check_bystanders(found, alone)
 
 
 @pytest.mark.parametrize("where", ["launch", "result"])

@@ -4,8 +4,8 @@
     step.sample(masks)            enqueue the second phase: sampling, and the slots' new tokens
     step.result()                 wait, and bring ids and log-probabilities to the host
 
-A launch changes no length, so a step that raised before its second phase can be run again. Prompt
-log-probabilities: a row over positions start .. start + n - 1 brings the entries of the prompt
+A launch changes no length, and a second phase that raises takes back what it appended, so either
+can be run again. Prompt log-probabilities: a row over positions start .. start + n - 1 brings the entries of the prompt
 tokens start + 1 .. start + n that exist (position 0 is predicted by nothing). Everything runs on
 one thread, under inference mode.
 """
@@ -237,12 +237,19 @@ class Step:
 
     @torch.inference_mode()
     def sample(self, masks: Tensor | None = None) -> None:
-        """Sample the rows that are to be, score them, then append to the slots. `masks` (bool
-        [R, V], for the sampled rows in order) is true where a token is allowed.
+        """Sample the rows that are to be, append to the slots, score. `masks` (bool [R, V], for the
+        sampled rows in order) is true where a token is allowed. If it raises, nothing is appended.
         """
         rows = self._rows
         if rows is None:
             return
+        try:
+            self._sample(rows, masks)
+        except BaseException:
+            self._worker.slots.retract(rows.slots, rows.lengths)
+            raise
+
+    def _sample(self, rows: _SampledRows, masks: Tensor | None) -> None:
         plan = self._worker.sampling_plan(rows.starts)
         if rows.graphs is not None and plan == PLAIN and masks is None:
             sampled = rows.graphs.sample(len(rows.starts))
