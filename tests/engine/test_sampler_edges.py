@@ -11,13 +11,10 @@ import torch
 from sampler_cases import draw, start
 
 from tokenspeed.batch import SlotStart
-from tokenspeed.engine import truncation
-from tokenspeed.engine.noise import gumbel, random_bits, row_keys
-from tokenspeed.engine.sampler import NO_TOKEN, NOT_FINITE, OK
-from tokenspeed.engine.truncation import make_cuts
-from tokenspeed.request import SamplingParams
+from tokenspeed.kernels import truncation
+from tokenspeed.kernels.noise import gumbel, random_bits, row_keys
+from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, OK
 
-CPU = torch.device("cpu")
 PINNED_BITS = [[1078068642, 756845382, 415630528], [1599259973, 1560512752, 2102481672]]
 
 
@@ -72,7 +69,7 @@ def test_noise_is_pinned() -> None:
 
 def test_noise_is_finite_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = torch.tensor([[0, 2**31 - 1]], dtype=torch.int32)
-    monkeypatch.setattr("tokenspeed.engine.noise.random_bits", lambda keys, size: ends)
+    monkeypatch.setattr("tokenspeed.kernels.noise.random_bits", lambda keys, size: ends)
     assert gumbel(torch.zeros(1, dtype=torch.int64), 2).isfinite().all()
 
 
@@ -119,12 +116,11 @@ def test_top_p_settles_by_the_likeliest_or_by_a_full_sort(monkeypatch: pytest.Mo
     random = np.random.default_rng(1)
     scores = torch.from_numpy(random.normal(0.0, [[8.0], [0.5]], (2, 5000)).astype(np.float32))
     scores -= scores.max(dim=-1, keepdim=True).values
-    cuts = make_cuts([SamplingParams(top_p=0.9), SamplingParams(top_p=0.95)], 5000, CPU)
-    assert cuts is not None
+    asked = torch.zeros(2), torch.tensor([0.9, 0.95]), torch.full((2,), -math.inf)
     found, expected = scores.clone(), scores.clone()
-    cuts.apply(found)
+    truncation.cut(found, *asked)
     monkeypatch.setattr(truncation, "_HEAD", 5000)
-    cuts.apply(expected)
+    truncation.cut(expected, *asked)
     assert torch.equal(found, expected)
     num_kept = found.isfinite().sum(dim=-1)
     assert num_kept[0] < 1024 < num_kept[1] < 5000

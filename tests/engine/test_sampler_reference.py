@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sampler_cases import EOS, draw, start
 
 from tokenspeed.batch import SlotStart
-from tokenspeed.engine.sampler import OK
+from tokenspeed.kernels.sample_rows import OK
 
 # The reference: one row, plain numpy and Python, float64.
 

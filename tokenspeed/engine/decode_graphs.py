@@ -20,13 +20,11 @@ from torch import Tensor
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.pinned import send
-from tokenspeed.engine.sampler import NOT_FINITE, Sampled, SamplingPlan
+from tokenspeed.engine.sampler import Sampled
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 from tokenspeed.kernels.greedy_step import begin_rows, end_rows
-
-PLAIN = SamplingPlan(edits=None, random=None)
-"""Greedy, nothing asked."""
+from tokenspeed.kernels.sample_rows import NOT_FINITE
 
 
 class Executable(Protocol):

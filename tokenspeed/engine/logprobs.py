@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenspeed.request import MAX_LOGPROBS, TokenLogprob
+from tokenspeed.kernels.score_rows import score_rows
+from tokenspeed.request import TokenLogprob
 
 CHUNK = 256
 """Prompt positions whose logits exist at once: 50 MB in float32 for a vocabulary of 50,000."""
@@ -47,15 +48,8 @@ class Scores:
 
 
 def score(logits: Tensor, ids: Tensor, with_top: bool) -> Scores:
-    """Score `ids` [N] under `logits` (float32 [N, V]).
-
-    Always MAX_LOGPROBS likeliest tokens, however few are wanted: which of equal ones come first may
-    depend on their number, and that is other rows' business.
-    """
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = (logits.gather(1, ids[:, None]) - normaliser)[:, 0]
-    best = logits.topk(min(MAX_LOGPROBS, logits.shape[1]) if with_top else 0)
-    return Scores(ids=ids, chosen=chosen, top_ids=best.indices, top=best.values - normaliser)
+    """Score `ids` [N] under `logits` [N, V], of any floating dtype."""
+    return Scores(ids, *score_rows(logits, ids, with_top))
 
 
 def score_hidden(
@@ -63,7 +57,7 @@ def score_hidden(
 ) -> Scores:
     """Score `ids` [N] as the tokens that follow the positions of `hidden` [N, H], in chunks."""
     chunks = [
-        score(head(rows).float(), wanted, with_top)
+        score(head(rows), wanted, with_top)
         for rows, wanted in zip(torch.split(hidden, CHUNK), torch.split(ids, CHUNK), strict=True)
     ]
     return Scores(

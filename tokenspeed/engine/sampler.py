@@ -1,13 +1,9 @@
 """From logits to sampled ids, on the device, each row by itself.
 
-    logits -> edits (penalties, bias, bans, masks) -> argmax                         greedy rows
-                                                   -> (x - max) / temperature
-                                                      -> cuts -> + noise -> argmax   other rows
+    logits -> edits (penalties, bias, bans), masks -> sample_rows
 
-A row's token never depends on the other rows of its step: every operation works along the row, and
-noise is a function of the request and the position (see `noise`). Greedy rows, and ties, take the
-lowest id. A row whose logits are not finite, or whose every token is banned, gets a status instead
-of a token; its neighbours do not notice.
+`plan_sampling` turns the requests of a step into numbers on the device; `kernels.sample_rows` does
+the rest for all rows at once, greedy or not, on a GPU in kernels and elsewhere in torch.
 """
 
 from __future__ import annotations
@@ -21,11 +17,9 @@ from torch import Tensor
 
 from tokenspeed.batch import SlotStart
 from tokenspeed.engine.edits import LogitEdits, make_edits
-from tokenspeed.engine.noise import gumbel, row_keys
 from tokenspeed.engine.pinned import send
-from tokenspeed.engine.truncation import Cuts, make_cuts
+from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, RowParams, sample_rows
 
-OK, NOT_FINITE, NO_TOKEN = 0, 1, 2
 ERRORS = {
     NOT_FINITE: "the model produced NaN logits",
     NO_TOKEN: "no token may be sampled: bias, min_tokens and masks ban all of them",
@@ -35,24 +29,20 @@ MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
-class _Random:
-    """The r rows that are not greedy: `rows`, `seeds`, `samples` are int64 [r]."""
-
-    rows: Tensor
-    temperature: Tensor
-    seeds: Tensor
-    samples: Tensor
-    cuts: Cuts | None
-
-
-@dataclass(frozen=True)
 class SamplingPlan:
     """How the rows of a step are sampled: a function of the requests alone, so it serves every step
     with the same rows.
     """
 
     edits: LogitEdits | None
-    random: _Random | None
+    params: RowParams
+    is_greedy: bool
+    """All rows are."""
+
+    @property
+    def is_plain(self) -> bool:
+        """The likeliest token of each row, and nothing else."""
+        return self.is_greedy and self.edits is None
 
 
 @dataclass(frozen=True)
@@ -70,24 +60,28 @@ def plan_sampling(
     `min_tokens`).
     """
     return SamplingPlan(
-        edits=make_edits(starts, eos_ids, device), random=_plan_random(starts, vocab_size, device)
+        edits=make_edits(starts, eos_ids, device),
+        params=_row_params(starts, vocab_size, device),
+        is_greedy=all(start.params.is_greedy for start in starts),
     )
 
 
-def _plan_random(
-    starts: Sequence[SlotStart], vocab_size: int, device: torch.device
-) -> _Random | None:
-    rows = [i for i, start in enumerate(starts) if not start.params.is_greedy]
-    if not rows:
-        return None
-    asked = [starts[i] for i in rows]
-    temperatures = [[max(start.params.temperature, MIN_TEMPERATURE)] for start in asked]
-    return _Random(
-        rows=send(rows, device),
-        temperature=send(temperatures, device, torch.float32),
-        seeds=send([start.seed for start in asked], device),
-        samples=send([start.sample_index for start in asked], device),
-        cuts=make_cuts([start.params for start in asked], vocab_size, device),
+def _row_params(starts: Sequence[SlotStart], vocab_size: int, device: torch.device) -> RowParams:
+    asked = [start.params for start in starts]
+
+    def heat(temperature: float) -> float:
+        return max(temperature, MIN_TEMPERATURE)
+
+    heats = [0.0 if each.is_greedy else heat(each.temperature) for each in asked]
+    top_k = [each.top_k if 0 < each.top_k < vocab_size else 0 for each in asked]
+    log_min_p = [math.log(each.min_p) if each.min_p > 0.0 else -math.inf for each in asked]
+    return RowParams(
+        temperature=send(heats, device, torch.float32),
+        top_k=send(top_k, device, torch.int32),
+        top_p=send([each.top_p for each in asked], device, torch.float32),
+        log_min_p=send(log_min_p, device, torch.float32),
+        seeds=send([start.seed for start in starts], device),
+        samples=send([start.sample_index for start in starts], device),
     )
 
 
@@ -98,30 +92,21 @@ def sample(
     lengths: Tensor,
     masks: Tensor | None = None,
 ) -> Sampled:
-    """Sample one token for each row of `logits` (float32 [R, V], left unchanged).
+    """Sample one token for each row of `logits` ([R, V] of any floating dtype, left unchanged).
 
     `lengths` [R] counts the tokens before the sampled one, which is its position; `tokens` [S, L]
     holds at least that many for every slot of the plan. `masks` (bool [R, V]) is true where a
     token is allowed.
     """
-    # One sum instead of V tests: a NaN or an infinity in a row survives in the sum.
+    if plan.edits is None and masks is None:
+        ids, status = sample_rows(logits, lengths, *plan.params, False, plan.is_greedy)
+        return Sampled(ids, status)
+    logits = logits.to(torch.float32, copy=True)
+    # Edits may hide a fault. A NaN or an infinity in a row survives in the sum.
     is_finite = logits.sum(dim=-1).isfinite()
     if plan.edits is not None:
-        logits = logits.clone()
         plan.edits.apply(logits, tokens, lengths)
     if masks is not None:
-        logits = logits.masked_fill(~masks, -math.inf)
-    best, ids = logits.max(dim=-1)
-    if plan.random is not None:
-        rows = plan.random.rows
-        ids[rows] = _sample_random(logits[rows], plan.random, best[rows], lengths[rows])
-    status = torch.where(best == -math.inf, NO_TOKEN, OK)
-    return Sampled(ids=ids, status=torch.where(is_finite, status, NOT_FINITE))
-
-
-def _sample_random(logits: Tensor, random: _Random, best: Tensor, positions: Tensor) -> Tensor:
-    scores = (logits - best[:, None]) / random.temperature
-    if random.cuts is not None:
-        random.cuts.apply(scores)
-    keys = row_keys(random.seeds, random.samples, positions)
-    return (scores + gumbel(keys, scores.shape[1])).argmax(dim=-1)
+        logits.masked_fill_(~masks, -math.inf)
+    ids, status = sample_rows(logits, lengths, *plan.params, True, plan.is_greedy)
+    return Sampled(ids, torch.where(is_finite, status, NOT_FINITE))

@@ -31,21 +31,15 @@ from tokenspeed.batch import (
     StepResult,
     forward_context,
 )
-from tokenspeed.engine.decode_graphs import PLAIN, DecodeGraphs, Executable
+from tokenspeed.engine.decode_graphs import DecodeGraphs, Executable
 from tokenspeed.engine.logprobs import Scores, score, score_hidden
 from tokenspeed.engine.pinned import Fetch, send
 from tokenspeed.engine.prefill_graphs import PrefillGraphs, device_step
-from tokenspeed.engine.sampler import (
-    ERRORS,
-    NOT_FINITE,
-    OK,
-    SamplingPlan,
-    plan_sampling,
-    sample,
-)
+from tokenspeed.engine.sampler import ERRORS, SamplingPlan, plan_sampling, sample
 from tokenspeed.engine.slots import QueryTokens, Slots
 from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention
+from tokenspeed.kernels.sample_rows import NOT_FINITE, OK
 from tokenspeed.request import TokenLogprob
 
 
@@ -251,18 +245,18 @@ class Step:
 
     def _sample(self, rows: _SampledRows, masks: Tensor | None) -> None:
         plan = self._worker.sampling_plan(rows.starts)
-        if rows.graphs is not None and plan == PLAIN and masks is None:
+        if rows.graphs is not None and plan.is_plain and masks is None:
             sampled = rows.graphs.sample(len(rows.starts))
         else:
             slots = self._worker.slots
             tokens = slots.tokens[:, : rows.bound]
-            sampled = sample(rows.logits.float(), plan, tokens, rows.lengths, masks)
+            sampled = sample(rows.logits, plan, tokens, rows.lengths, masks)
             slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
         asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]
         if asked:
             with_top = any(rows.starts[i].params.logprobs for i in asked)
             which = send(asked, rows.logits.device)
-            self._scores = _fetch(score(rows.logits[which].float(), sampled.ids[which], with_top))
+            self._scores = _fetch(score(rows.logits[which], sampled.ids[which], with_top))
         self._sampled = Fetch(sampled.ids, sampled.status)
 
     def result(self) -> StepResult:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokenspeed.kernels.triton_jit import jit, tl
+
 
 def _signed(value: int, bits: int) -> int:
     """The two's complement integer with the same bits: torch has no unsigned arithmetic."""
@@ -61,3 +63,48 @@ def _mix64(value: Tensor) -> Tensor:
     value = (value ^ ((value >> 30) & (1 << 34) - 1)) * _MIX_1
     value = (value ^ ((value >> 27) & (1 << 37) - 1)) * _MIX_2
     return value ^ ((value >> 31) & (1 << 33) - 1)
+
+
+# The same in kernels, whose literals are the constants above.
+
+
+@jit
+def row_key(seed, sample, position):  # type: ignore[no-untyped-def]
+    """The key of one row, of int64 scalars."""
+    return _mix(_mix(_mix(seed) ^ sample) ^ position)
+
+
+@jit
+def bits_of(key, token):  # type: ignore[no-untyped-def]
+    """31 random bits for tokens of the row of `key`: int32, not negative."""
+    bits = key.to(tl.int32) ^ token
+    bits ^= (bits >> 16) & 0xFFFF
+    bits *= 2146121005
+    bits += (key >> 32).to(tl.int32)
+    bits ^= (bits >> 15) & 0x1FFFF
+    bits *= -2073254261
+    bits ^= (bits >> 16) & 0xFFFF
+    return bits & 0x7FFFFFFF
+
+
+@jit
+def uniform_of(bits):  # type: ignore[no-untyped-def]
+    """float32 in (0, 1)."""
+    return tl.minimum((bits.to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.99999994)
+
+
+@jit
+def gumbel_of(bits):  # type: ignore[no-untyped-def]
+    """The Gumbel number of such bits. Its logarithms are float64: 1 - u is exact there, and the
+    kernels call this for few tokens.
+    """
+    wait = -tl.log(1.0 - uniform_of(bits).to(tl.float64))
+    return -tl.log(wait.to(tl.float32).to(tl.float64)).to(tl.float32)
+
+
+@jit
+def _mix(value):  # type: ignore[no-untyped-def]
+    value += -7046029254386353131
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return value ^ ((value >> 31) & 0x1FFFFFFFF)
