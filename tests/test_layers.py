@@ -54,6 +54,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/attention.py": {"kernels.flashinfer_prefill"},
     "tokenspeed/engine/client.py": {"engine.process"},
     "tokenspeed/engine/compile_job.py": {"engine.compile_process"},
+    "tokenspeed/engine/rehearsal.py": {"engine.rehearsal_process"},
     "tokenspeed/engine/program.py": {"compile.pipeline", "compile.warm"},
     "tokenspeed/server/serve.py": {"server.run"},
 }

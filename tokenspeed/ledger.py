@@ -40,6 +40,7 @@ _lock = threading.Lock()
 _counts: dict[tuple[Kind, Phase], JitCount] = {}
 _step: Callable[[], str] | None = None
 _forbids = False
+_rehearses = False
 _watches_triton = False
 
 
@@ -49,11 +50,25 @@ def serving(describe: Callable[[], str], *, forbid: bool) -> Iterator[None]:
     `require_allowed` raise.
     """
     global _step, _forbids
-    _step, _forbids = describe, forbid
+    if not _rehearses:
+        _step, _forbids = describe, forbid
     try:
         yield
     finally:
         _step, _forbids = None, False
+
+
+@contextlib.contextmanager
+def rehearsing() -> Iterator[None]:
+    """Steps run for nobody, so that later ones find everything compiled: what they compile belongs
+    to start-up, and is allowed.
+    """
+    global _rehearses
+    _rehearses = True
+    try:
+        yield
+    finally:
+        _rehearses = False
 
 
 @contextlib.contextmanager

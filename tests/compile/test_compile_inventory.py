@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 from compile_entries import FACTS, PIECE, fill, missed
+from kernel_cases import ENVIRONMENT, KEY, all_kinds, triton_kernel
 from test_compile_key import BASE
 
 from tokenspeed.compile import inventory
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import Contents, Entry
-from tokenspeed.compile.inventory import Item, Limits, beyond, items, misfits, verified
+from tokenspeed.compile.inventory import (
+    Item,
+    KernelSet,
+    Limits,
+    beyond,
+    items,
+    kernel_sets,
+    misfits,
+    verified,
+    verified_kernels,
+)
+from tokenspeed.compile.kernel_store import SUMS, store_kernel
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -67,6 +79,41 @@ def test_what_others_may_write_is_named(cache: CompileCache) -> None:
     (cache.root / "v1").chmod(0o777)
     with pytest.raises(OSError, match="others may write"):
         items(cache)
+
+
+def test_sets_of_kernels_are_counted_and_checked(cache: CompileCache) -> None:
+    assert kernel_sets(cache) == verified_kernels(cache) == []
+    for kernel in (*all_kinds(), triton_kernel(environment="0" * 16)):
+        store_kernel(cache.root, kernel)
+    found = {each.name: each for each in kernel_sets(cache)}
+    assert {name: each.count for name, each in found.items()} == {
+        f"triton/{'0' * 16}": 1,
+        f"triton/{ENVIRONMENT}": 2,
+        f"flashinfer/{ENVIRONMENT}": 1,
+    }
+    each = found[f"triton/{ENVIRONMENT}"]
+    assert each.bytes == sum(path.stat().st_size for path in each.folder.glob("*/*"))
+    assert time.time() - each.made < 60 and not each.fits
+    assert all(each.problem is None for each in verified_kernels(cache))
+    os.truncate(each.folder / KEY / "fill.json", 1)
+    assert all(each.problem is None for each in kernel_sets(cache)), "files are not read"
+    (other,) = (each for each in verified_kernels(cache) if each.problem)
+    assert other.problem == f"{KEY}: fill.json is not what was written"
+    for folder in each.folder.iterdir():
+        (folder / SUMS).unlink()
+    (other,) = (each for each in verified_kernels(cache) if each.problem)
+    assert other.problem == f"{KEY}: {SUMS} is gone, or no file; and 1 more"
+    each.folder.chmod(0o777)
+    (other,) = (each for each in kernel_sets(cache) if each.problem)
+    assert "others may write" in str(other.problem) and other.count == 0
+
+
+def test_limits_go_for_sets_as_well() -> None:
+    now = time.time()
+    entry = Item(Path("a"), 10, now - 9, None, None)
+    kernels = KernelSet(Path("triton/b"), 3, 10, now - 99, None)
+    found = beyond([entry, kernels], Limits(max_bytes=19))
+    assert [each.name for each in found] == ["triton/b"]
 
 
 def test_limits_keep_the_youngest() -> None:

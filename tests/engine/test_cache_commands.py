@@ -6,13 +6,17 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_tiny import request, run, tiny_config, tiny_engine
+from kernel_cases import flashinfer_build, triton_kernel, triton_module
 
 from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.entry import read_manifest
+from tokenspeed.compile.kernel_store import environment_of, store_kernel
 from tokenspeed.engine import cache_commands, program, warmup
 from tokenspeed.engine.compile_job import Compiled, CompileFailed, CompileJob
 from tokenspeed.options import ConfigError
@@ -135,6 +139,59 @@ def test_ls_and_verify_tell_of_damage(tiny_cache: Path, tmp_path: Path, entry: s
     )
     assert (root / "v1" / entry).is_dir(), "only a start sets it aside"
     assert do("ls", root=tmp_path / "no", as_json=False)[1] == f"no entry in {tmp_path / 'no'}\n"
+
+
+@pytest.fixture
+def with_kernels(tiny_cache: Path, tmp_path: Path, entry: str) -> tuple[Path, str]:
+    """The cache with GPU kernels for the environment of its entry, which is returned as well."""
+    root = Path(shutil.copytree(tiny_cache, tmp_path / "with-kernels"))
+    environment = environment_of(read_manifest(root / "v1" / entry).facts)
+    for kernel in (triton_kernel(), triton_module(), flashinfer_build()):
+        store_kernel(root, replace(kernel, environment=environment))
+    store_kernel(root, triton_kernel(environment="0" * 16))
+    return root, environment
+
+
+def test_gpu_kernels_travel_with_their_entry(
+    tmp_path: Path, with_kernels: tuple[Path, str], do: Do
+) -> None:
+    root, _ = with_kernels
+    path, home = tmp_path / "a.tar", tmp_path / "home"
+    assert do("export", root=root, output=str(path))[0] == 0
+    status, text = do("import", root=home, path=str(path), sha256=None)
+    assert status == 0
+    assert "triton: 2 compiled kernels imported\nflashinfer: 1 compiled kernels" in text
+    assert "compiled kernels" not in do("import", root=home, path=str(path), sha256=None)[1]
+    assert do("verify", root=home, as_json=False)[0] == 0
+    assert not (home / "triton" / ("0" * 16)).exists()
+    first = path.read_bytes()
+    assert do("export", root=home, output=str(path))[0] == 0
+    assert path.read_bytes() == first
+
+
+def test_gpu_kernels_are_listed_checked_and_pruned(
+    with_kernels: tuple[Path, str], entry: str, do: Do
+) -> None:
+    root, environment = with_kernels
+    text = do("ls", root=root, as_json=False)[1]
+    assert f"triton/{environment}: 2 kernels, 0.0 MiB, for another machine\n" in text
+    rows = json.loads(do("ls", root=root, as_json=True)[1])["kernels"]
+    assert {(row["set"], row["kernels"], row["fits"]) for row in rows} == {
+        (f"triton/{environment}", 2, False),
+        (f"triton/{'0' * 16}", 1, False),
+        (f"flashinfer/{environment}", 1, False),
+    }
+    status, text = do("verify", root=root, as_json=False)
+    assert status == 0 and f"triton/{environment}: whole\n" in text and "4 checked, 0 bad" in text
+    cubin = root / "triton" / environment / triton_kernel().key / "fill.cubin"
+    cubin.write_bytes(b"")
+    status, text = do("verify", root=root, as_json=False)
+    assert status == 1 and "fill.cubin is not what was written" in text
+    limits: dict[str, Any] = {"max_age_s": None, "max_bytes": 0}
+    dry = do("prune", root=root, is_dry=True, **limits)[1]
+    assert dry.count("would be removed") == 4 and cubin.exists()
+    assert do("prune", root=root, is_dry=False, **limits)[1].count(": removed") == 4
+    assert not [path for path in root.rglob("*") if path.name in ("fill.json", "kernel.so")]
 
 
 def test_prune_removes_what_it_says(tiny_cache: Path, tmp_path: Path, entry: str, do: Do) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from flashinfer_fake import FakePrefill, replace_kernels
 from paged_cases import device_step
 from torch import Tensor
 
+from tokenspeed import ledger
 from tokenspeed.kernels import flashinfer_builds
 from tokenspeed.kernels.attention_flashinfer import (
     MIN_TOKENS,
@@ -186,3 +188,63 @@ def test_builds_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folde
     assert flashinfer_builds.is_built(name)
     if package == "flashinfer":
         assert flashinfer_builds.is_installed()
+
+
+class Spec:
+    """As much of FlashInfer's JitSpec as is watched; ninja writes `content`, if it has to."""
+
+    def __init__(self, folder: Path, content: str | None) -> None:
+        self.name = "prefill"
+        self.jit_library_path = folder / "prefill.so"
+        self.content = content
+
+    def build(self, verbose: bool, need_lock: bool = True) -> None:
+        assert (verbose, need_lock) == (True, False)
+        if self.content is not None:
+            self.jit_library_path.write_text(self.content)
+
+
+def test_builds_are_counted_and_loads_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "_counts", {})
+
+    class Watched(Spec):
+        pass
+
+    flashinfer_builds.watch(Watched)
+    with (
+        ledger.serving(lambda: "3 rows", forbid=True),
+        pytest.raises(ledger.JitAfterReady, match="prefill after readiness"),
+    ):
+        Watched(tmp_path, "a").build(True, need_lock=False)
+    assert ledger.totals() == () and not list(tmp_path.iterdir())
+    Watched(tmp_path, "a").build(True, need_lock=False)
+    (count,) = ledger.totals()
+    assert (count.kind, count.phase, count.count) == ("flashinfer", "startup", 1)
+    assert 0 < count.seconds < 60
+    Watched(tmp_path, None).build(True, need_lock=False)
+    assert ledger.totals() == (count,), "ninja had nothing to do"
+
+
+def test_kept_builds_are_offered_beside_those_that_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, packaged = tmp_path / "kept", tmp_path / "packaged"
+    environment = SimpleNamespace(FLASHINFER_AOT_DIR=packaged)
+    monkeypatch.setattr(flashinfer_builds, "_kept", None)
+    kept.mkdir()
+    flashinfer_builds.offer_kept(environment)
+    flashinfer_builds.use_kept(kept)
+    flashinfer_builds.offer_kept(environment)
+    assert environment.FLASHINFER_AOT_DIR == packaged, "nothing is kept"
+    for folder, name in ((kept, "a"), (packaged, "b"), (packaged, "c")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{name}.so").write_text(name)
+    assert flashinfer_builds.is_built("a") and not flashinfer_builds.is_built("b")
+    for _ in range(2):
+        flashinfer_builds.offer_kept(environment)
+    assert environment.FLASHINFER_AOT_DIR == kept
+    assert {path.stem: path.read_text() for path in kept.glob("*/*.so")} == {
+        name: name for name in "abc"
+    }

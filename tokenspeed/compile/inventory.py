@@ -1,4 +1,8 @@
-"""What a cache holds, for people: what there is, whether it is whole and fits, and what may go."""
+"""What a cache holds, for people: what there is, whether it is whole and fits, and what may go.
+
+That is entries, and sets of compiled GPU kernels (`kernel_store.py`): a set is all that are kept
+for one environment.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,12 @@ import torch
 
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import READY, Damaged, Manifest, read_entry, read_manifest
+from tokenspeed.compile.kernel_store import (
+    environment_of,
+    environments,
+    kernel_folders,
+    read_kernel,
+)
 from tokenspeed.compile.key import (
     FORMAT,
     Change,
@@ -40,6 +50,29 @@ class Item:
         return self.folder.name
 
 
+@dataclass(frozen=True)
+class KernelSet:
+    """A set of kernels as `ls` shows it; `made` is when the last was. `problem` names the first
+    that cannot be used, if any was found.
+    """
+
+    folder: Path
+    count: int
+    bytes: int
+    made: float
+    problem: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def fits(self) -> bool:
+        """Is it for this machine and this installation?"""
+        is_cuda = torch.cuda.is_available()
+        return is_cuda and self.folder.name == environment_of(surroundings("cuda"))
+
+
 def items(cache: CompileCache) -> list[Item]:
     """All entries by name; files are not read, but their manifests are. Raises OSError where the
     cache as a whole cannot be used.
@@ -50,6 +83,16 @@ def items(cache: CompileCache) -> list[Item]:
 def verified(cache: CompileCache) -> list[Item]:
     """All entries, each read whole and every digest checked. Raises OSError as `items`."""
     return [_item(folder, lambda at: read_entry(at).manifest) for folder in cache.entry_folders()]
+
+
+def kernel_sets(cache: CompileCache) -> list[KernelSet]:
+    """All sets by name; their files are not read. Raises OSError as `items`."""
+    return [_kernel_set(folder, is_read=False) for folder in environments(cache.root)]
+
+
+def verified_kernels(cache: CompileCache) -> list[KernelSet]:
+    """All sets, each kernel read and every digest checked. Raises OSError as `items`."""
+    return [_kernel_set(folder, is_read=True) for folder in environments(cache.root)]
 
 
 def misfits(facts: Facts) -> list[Change]:
@@ -81,8 +124,8 @@ class Limits:
     max_bytes: int | None = None
 
 
-def beyond(entries: Iterable[Item], limits: Limits) -> list[Item]:
-    """The entries that the limits do not keep, oldest first."""
+def beyond(entries: Iterable[Item | KernelSet], limits: Limits) -> list[Item | KernelSet]:
+    """The entries and sets that the limits do not keep, oldest first."""
     doomed, total, now = [], 0, time.time()
     for item in sorted(entries, key=lambda item: item.made, reverse=True):
         total += item.bytes
@@ -104,6 +147,25 @@ def _item(folder: Path, read: Callable[[Path], Manifest]) -> Item:
         problem = str(error)
     num_bytes, made = _size(folder)
     return Item(folder, num_bytes, made, manifest, problem)
+
+
+def _kernel_set(folder: Path, *, is_read: bool) -> KernelSet:
+    problems, num_bytes, made = [], 0, 0.0
+    try:
+        folders = kernel_folders(folder)
+    except OSError as error:
+        return KernelSet(folder, 0, *_size(folder), str(error))
+    for each in folders:
+        size, when = _size(each)
+        num_bytes, made = num_bytes + size, max(made, when)
+        try:
+            if is_read:
+                read_kernel(each)
+        except (Damaged, OSError) as error:
+            problems.append(f"{each.name}: {error}")
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    problem = f"{problems[0]}{more}" if problems else None
+    return KernelSet(folder, len(folders), num_bytes, made, problem)
 
 
 def _check_facts(folder: Path, manifest: Manifest) -> None:

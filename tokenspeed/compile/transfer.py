@@ -2,6 +2,8 @@
 
     v1/SLUG-DIGEST/...    every file of an entry, with its manifest and READY; and tuning.json
     native/NAME.so        compiled CPU kernels, which all entries of a cache share (`engine.native`)
+    triton/..., flashinfer/...    compiled GPU kernels of the entries' environments, each a folder
+                          of `kernel_store.py` without its sums
 
 What arrives goes into the cache as a compile does (`CompileCache.store`): lock, temporary folder,
 READY, rename. Nothing of it is loaded here.
@@ -14,7 +16,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,9 +34,19 @@ from tokenspeed.compile.entry import (
     check_whole,
     parse_manifest,
 )
+from tokenspeed.compile.kernel_store import (
+    KINDS,
+    Kernel,
+    check_kernel,
+    environment_of,
+    folders_of,
+    read_kernel,
+    store_kernel,
+)
 from tokenspeed.compile.key import digest_of
 from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.kernels import native
+from tokenspeed.log import logger
 
 NATIVE = "native"
 """The folder of the CPU kernels, beside that of the entries."""
@@ -54,13 +66,14 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What an archive holds, checked: entries, and CPU kernels by file name."""
+    """What an archive holds, checked: entries, CPU kernels by file name, and GPU kernels."""
 
     parcels: list[Parcel] = field(default_factory=list)
     kernels: dict[str, bytes] = field(default_factory=dict)
+    device_kernels: list[Kernel] = field(default_factory=list)
 
 
-def pack(cache: CompileCache, entries: Iterable[Entry]) -> dict[str, bytes]:
+def pack(cache: CompileCache, entries: Collection[Entry]) -> dict[str, bytes]:
     """The members of an archive of these entries. Raises OSError for what cannot be read."""
     members: dict[str, bytes] = {}
     for entry in entries:
@@ -75,12 +88,15 @@ def pack(cache: CompileCache, entries: Iterable[Entry]) -> dict[str, bytes]:
             check_folder(cache.root)
             check_folder(path.parent)
             members[f"{NATIVE}/{name}"] = read_own_file(path)
+    for environment in {environment_of(entry.manifest.facts) for entry in entries}:
+        members |= _device_kernels(cache.root, environment)
     return members
 
 
 def unpack(members: Mapping[str, bytes]) -> Bundle:
     """What the members of an archive are. Raises ArchiveError where they are no whole entries."""
     by_entry: dict[str, dict[str, bytes]] = {}
+    by_kernel: dict[tuple[str, str, str], dict[str, bytes]] = {}
     bundle = Bundle()
     for name, data in members.items():
         kind, place, *rest = name.split("/")
@@ -88,11 +104,16 @@ def unpack(members: Mapping[str, bytes]) -> Bundle:
             by_entry.setdefault(place, {})["/".join(rest)] = data
         elif kind == NATIVE and not rest and _NATIVE_FILE.fullmatch(place):
             bundle.kernels[place] = data
+        elif kind in KINDS and len(rest) == 2:
+            by_kernel.setdefault((kind, place, rest[0]), {})[rest[1]] = data
         else:
             raise ArchiveError(f"{name} has no place in a cache")
     bundle.parcels.extend(_parcel(name, files) for name, files in by_entry.items())
     if not bundle.parcels:
         raise ArchiveError("there is no entry in it")
+    known = {environment_of(parcel.manifest.facts) for parcel in bundle.parcels}
+    for identity, files in by_kernel.items():
+        bundle.device_kernels.append(_kernel(Kernel(*identity, files), known))
     return bundle
 
 
@@ -128,6 +149,37 @@ def install_kernels(cache: CompileCache, kernels: Mapping[str, bytes]) -> list[s
                 write_file(Path(place) / file, data)
                 os.replace(Path(place) / file, folder / file)
     return new
+
+
+def install_device_kernels(cache: CompileCache, kernels: Iterable[Kernel]) -> dict[str, int]:
+    """Put GPU kernels into the cache: of each kind, how many were not there. Raises OSError where
+    nothing can be written.
+    """
+    new = [kernel.kind for kernel in kernels if store_kernel(cache.root, kernel)]
+    return {kind: new.count(kind) for kind in KINDS if kind in new}
+
+
+def _device_kernels(root: Path, environment: str) -> dict[str, bytes]:
+    """The members that are an environment's kernels. One that is damaged stays behind."""
+    members: dict[str, bytes] = {}
+    for folder in folders_of(root, environment):
+        try:
+            kernel = read_kernel(folder)
+        except Damaged as error:
+            logger.warning("compiled kernel %s is left out: %s", folder.name, error)
+            continue
+        members |= {f"{kernel.place}/{name}": data for name, data in kernel.files.items()}
+    return members
+
+
+def _kernel(kernel: Kernel, environments: Collection[str]) -> Kernel:
+    try:
+        check_kernel(kernel)
+        if kernel.environment not in environments:
+            raise Damaged("it is for the environment of no entry here")
+    except Damaged as error:
+        raise ArchiveError(f"{kernel.place}: {error}") from error
+    return kernel
 
 
 def _parcel(name: str, files: dict[str, bytes]) -> Parcel:

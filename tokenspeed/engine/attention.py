@@ -5,12 +5,10 @@ FlashInfer takes seconds to import: by its own file, beside the loading of weigh
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from tokenspeed import ledger
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.attention_flashinfer import HEAD_DIM, FlashInferAttention
@@ -79,11 +77,9 @@ def _flashinfer(
     library: Any, groups: list[CacheGroup], pool: PagePool, slots: Slots
 ) -> FlashInferAttention:
     device, name = pool.keys[0].device, prefill_name(pool.keys[0].dtype, HEAD_DIM)
-    compiles: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not is_built(name):
         logger.info("flashinfer compiles its prefill kernel, unless it did before: minutes")
-        compiles = ledger.compiling("flashinfer", name, "it does not come built")
-    with span("kernels.warmup"), compiles:
+    with span("kernels.warmup"):
         return FlashInferAttention(
             groups, pool, slots.device_tables, lambda: library.make_prefill(device)
         )

@@ -13,6 +13,7 @@ from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
 from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.block_weights import settle_layout
+from tokenspeed.engine.device_kernels import keep_kernels, use_kept_kernels
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
@@ -40,6 +41,7 @@ def build_engine(config: Config, progress: Progress) -> Engine:
     with span("scheduler.init"):
         with span("model.config"):
             progress("config", config.model.model)
+            use_kept_kernels(config)
             model = settle_layout(resolve_served(config), config)
             _log_model(model)
         settings = model.settings
@@ -190,6 +192,7 @@ def _build_worker(
     )
     attention = pending.result(groups, pool, slots)
     graphs = record_graphs(config.compile, executable, attention, slots, progress)
+    keep_kernels()
     worker = Worker(
         executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
     )

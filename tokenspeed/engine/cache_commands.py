@@ -14,9 +14,27 @@ import msgspec
 from tokenspeed.compile.archive import ArchiveError, read_archive
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Damaged, Entry, read_entry
-from tokenspeed.compile.inventory import Item, Limits, beyond, group, items, misfits, verified
+from tokenspeed.compile.inventory import (
+    Item,
+    KernelSet,
+    Limits,
+    beyond,
+    group,
+    items,
+    kernel_sets,
+    misfits,
+    verified,
+    verified_kernels,
+)
+from tokenspeed.compile.kernel_store import remove_folder
 from tokenspeed.compile.key import Change
-from tokenspeed.compile.transfer import Bundle, install, install_kernels, unpack
+from tokenspeed.compile.transfer import (
+    Bundle,
+    install,
+    install_device_kernels,
+    install_kernels,
+    unpack,
+)
 from tokenspeed.config import Config
 from tokenspeed.engine.warmup import check_target, wanted, write_entries
 from tokenspeed.log import logger
@@ -37,10 +55,12 @@ def run(action: str, config: Config, **arguments: Any) -> int:
 
 
 def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
-    """Print every entry."""
+    """Print every entry, and every set of GPU kernels."""
     rows = [_row(item) for item in items(cache)]
+    sets = kernel_sets(cache)
     if as_json:
-        _print_json({"root": str(cache.root), "entries": rows})
+        kernels = [_kernel_row(each) for each in sets]
+        _print_json({"root": str(cache.root), "entries": rows, "kernels": kernels})
     elif rows:
         _print_table(
             ["ENTRY", "SIZE", "AGE", "LEVEL", "DTYPE", "DEVICE", "TORCH", "FITS THIS MACHINE"],
@@ -55,6 +75,9 @@ def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
         )
     else:
         print(f"no entry in {cache.root}")
+    for each in () if as_json else sets:
+        what = each.problem or f"{each.count} kernels, {_size(each.bytes)}"
+        print(f"{each.name}: {what}, for {'this' if each.fits else 'another'} machine")
     return 0
 
 
@@ -94,11 +117,11 @@ def _prune(
     is_dry: bool,
 ) -> int:
     """Remove what is older or more than the limits say, but nothing that is being made."""
-    doomed = beyond(items(cache), Limits(max_age_s, max_bytes))
+    doomed = beyond([*items(cache), *kernel_sets(cache)], Limits(max_age_s, max_bytes))
     status, num_bytes = 0, 0
     for item in doomed:
         try:
-            is_gone = is_dry or cache.remove(item.folder)
+            is_gone = is_dry or _remove(cache, item)
         except OSError as error:
             logger.error("%s: cannot be removed: %s", item.name, error)
             status = 1
@@ -112,9 +135,17 @@ def _prune(
     return status
 
 
+def _remove(cache: CompileCache, item: Item | KernelSet) -> bool:
+    """False if somebody is making it. (A set of kernels is in use by nobody: starts copy it.)"""
+    if isinstance(item, Item):
+        return cache.remove(item.folder)
+    remove_folder(item.folder)
+    return True
+
+
 def _verify(cache: CompileCache, config: Config, *, as_json: bool) -> int:
-    """Check every digest of every entry."""
-    found = verified(cache)
+    """Check every digest of every entry and every GPU kernel."""
+    found: list[Item | KernelSet] = [*verified(cache), *verified_kernels(cache)]
     if as_json:
         _print_json([{"entry": item.name, "problem": item.problem} for item in found])
     else:
@@ -157,6 +188,8 @@ def _install(cache: CompileCache, bundle: Bundle) -> None:
         print(f"{parcel.name}: {'imported' if is_new else 'is there already: nothing to do'}")
     for name in install_kernels(cache, bundle.kernels):
         print(f"{name}: imported")
+    for kind, count in install_device_kernels(cache, bundle.device_kernels).items():
+        print(f"{kind}: {count} compiled kernels imported")
 
 
 ACTIONS: dict[str, Callable[..., int]] = {
@@ -182,6 +215,17 @@ def _row(item: Item) -> dict[str, Any]:
         "torch": str(group(facts, "versions").get("torch", "")).split(" ")[0],
         "problem": item.problem,
         "misfits": [change._asdict() for change in misfits(facts)] if facts else [],
+    }
+
+
+def _kernel_row(each: KernelSet) -> dict[str, Any]:
+    return {
+        "set": each.name,
+        "kernels": each.count,
+        "bytes": each.bytes,
+        "age_s": max(0.0, time.time() - each.made),
+        "fits": each.fits,
+        "problem": each.problem,
     }
 
 

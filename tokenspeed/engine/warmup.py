@@ -1,4 +1,8 @@
-"""`tokenspeed warmup`: fill the compile cache without weights, as a start would with them."""
+"""`tokenspeed warmup`: fill the compile cache without weights, as a start would with them.
+
+What a start compiles or measures beside its program is left by a rehearsal of one, with made-up
+weights: on CUDA always, since its kernels are compiled for what it launches; on a CPU if asked for.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,7 @@ from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJo
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.native import obtain_native
 from tokenspeed.engine.program import chooses_linear, target_of
+from tokenspeed.engine.rehearsal import Rehearsal, RehearsalFailed, rehearse
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
@@ -30,9 +35,10 @@ _PIECE = re.compile(r"piece (\d+) of (\d+)")
 _MIB = 1 << 20
 
 
-def warmup(configs: Sequence[Config], export: str | None = None) -> int:
-    """Compile what each of these settings would run, where the cache does not have it; then write
-    all of it into an archive. The exit code. Raises ConfigError for settings that cannot be taken.
+def warmup(configs: Sequence[Config], export: str | None = None, autotune: bool = False) -> int:
+    """Compile what each of these settings would run, where the cache does not have it, and with
+    `autotune` measure its linear kernels on a CPU; then write all of it into an archive. The exit
+    code. Raises ConfigError for settings that cannot be taken.
     """
     if export is not None:
         check_target("--export", export)
@@ -43,7 +49,7 @@ def warmup(configs: Sequence[Config], export: str | None = None) -> int:
             if config.compile.level == 0:
                 logger.info("level 0 runs pieces as they are: there is nothing to compile")
                 continue
-            entry = filled(cache, config)
+            entry = filled(cache, config, autotune)
             entries[entry.folder.name] = entry
         if export is not None:
             write_entries(cache, list(entries.values()), export)
@@ -90,7 +96,8 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
     print(f"{digest}  {path}")
 
 
-def filled(cache: CompileCache, config: Config) -> Entry:
+def filled(cache: CompileCache, config: Config, autotune: bool = False) -> Entry:
+    """The entry for these settings, made if there is none; and what a start needs beside it."""
     model, facts = wanted(config)
     what = f"{model.source.name} on {model.device} in {model.dtype_name}"
     found = cache.find(facts)
@@ -109,9 +116,24 @@ def filled(cache: CompileCache, config: Config) -> Entry:
             in_blocks=bool(model.layout),
         )
         entry = _compiled(cache, job, facts, what)
-    if chooses_linear(target_of(model, config)):
+    chooses = chooses_linear(target_of(model, config))
+    if chooses:
         obtain_native(config)
+    if model.device.type == "cuda" or (autotune and chooses):
+        _rehearsed(config, what)
     return entry
+
+
+def _rehearsed(config: Config, what: str) -> None:
+    with _Progress(what) as progress:
+        done = rehearse(Rehearsal(config, torch.get_num_threads()), progress)
+    if isinstance(done, RehearsalFailed):
+        raise CompileError(
+            f"{what}: compiled, but a start with made-up weights fails: {done.message}; "
+            "`tokenspeed cache export` writes what there is"
+        )
+    made = ", ".join(f"{each.count} {each.kind}" for each in done.jit) or "nothing was missing"
+    logger.info("%s: a start rehearsed in %.1f s: %s", what, done.seconds, made)
 
 
 def _compiled(cache: CompileCache, job: CompileJob, facts: Facts, what: str) -> Entry:

@@ -1,14 +1,27 @@
-"""Which of FlashInfer's kernels come built, found without importing it: that takes seconds."""
+"""Which of FlashInfer's kernels come built, found without importing it: that takes seconds. And
+what it builds, once it is imported (0.6.11).
+
+FlashInfer loads a module that comes built as it is; of any other it asks ninja, each time, which
+may compile for minutes, and needs the CUDA toolkit. So a build that is kept is offered to it as one
+that came with it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tokenspeed import ledger
+
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_CAUSE = "no build of it comes with the package or is kept"
+
+_kept: Path | None = None
 
 
 def is_installed() -> bool:
@@ -27,7 +40,56 @@ def prefill_name(dtype: torch.dtype, head_dim: int) -> str:
 
 def is_built(name: str) -> bool:
     """Is a kernel there, so that its first use does not compile it?"""
-    return any((folder / name / f"{name}.so").is_file() for folder in _folders())
+    folders = [*_folders(), *([] if _kept is None else [_kept])]
+    return any((folder / name / f"{name}.so").is_file() for folder in folders)
+
+
+def use_kept(folder: Path | None) -> None:
+    """From now on builds below `folder`, each as NAME/NAME.so, count as built. To be said before
+    FlashInfer is imported.
+    """
+    global _kept
+    _kept = folder
+
+
+def offer_kept(environment: Any) -> None:
+    """Have FlashInfer (`flashinfer.jit.env`) find the kept builds beside those that come with it.
+    It has one folder for both, so the others are linked into that of the kept ones.
+    """
+    if _kept is None or not any(_kept.iterdir()):
+        return
+    packaged = Path(environment.FLASHINFER_AOT_DIR)
+    if packaged == _kept:
+        return
+    for path in packaged.iterdir() if packaged.is_dir() else ():
+        if path.is_dir() and not (_kept / path.name).exists():
+            (_kept / path.name).symlink_to(path, target_is_directory=True)
+    environment.FLASHINFER_AOT_DIR = _kept
+
+
+def watch(spec: Any) -> None:
+    """Report to the ledger what a class of FlashInfer's specs (`flashinfer.jit.core.JitSpec`)
+    builds. What ninja finds to be built already is not counted.
+    """
+    build = spec.build
+
+    def reported(self: Any, verbose: bool, need_lock: bool = True) -> None:
+        before = _changed_at(self.jit_library_path)
+        if before is None:
+            ledger.require_allowed("flashinfer", self.name, _CAUSE)
+        began = time.monotonic()
+        build(self, verbose, need_lock)
+        if _changed_at(self.jit_library_path) != before:
+            ledger.report("flashinfer", self.name, time.monotonic() - began, _CAUSE)
+
+    spec.build = reported
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _folders() -> Iterator[Path]:

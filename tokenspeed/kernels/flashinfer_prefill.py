@@ -1,15 +1,22 @@
 """FlashInfer itself, 0.6.11: paged causal prefill by FlashAttention-3. Importing it takes seconds.
 
 The kernel is made for a dtype and a head size. Where no build of it comes with the package (as
-flashinfer-jit-cache does), FlashInfer compiles it when it is first planned: five minutes.
+flashinfer-jit-cache does) or is kept, FlashInfer compiles it when it is first planned: for five
+minutes.
 """
 
 from __future__ import annotations
 
 import torch
+from flashinfer.jit import env
+from flashinfer.jit.core import JitSpec
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
 from tokenspeed.kernels.attention_flashinfer import Prefill
+from tokenspeed.kernels.flashinfer_builds import offer_kept, watch
+
+offer_kept(env)
+watch(JitSpec)
 
 
 def make_prefill(device: torch.device) -> Prefill:
