@@ -1,0 +1,73 @@
+"""Which parser a model gets, and where its reasoning begins."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from parsed import parse, parts_of
+
+from tokenspeed.parsers import harmony
+from tokenspeed.parsers.tables import (
+    HARMONY,
+    HARMONY_MODELS,
+    REASONING,
+    TOOLS,
+    choose_format,
+)
+
+TEMPLATES = [
+    ("{{ '<think>\\n' }}{{ '<tool_call>' }}", "base", "hermes"),
+    ("<tool_call>\n<function=example><think>", "base", "qwen_coder"),
+    ("<|tool_calls_section_begin|><think></think>", "kimi_k25", "kimik2"),
+    ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "passthrough", "deepseek31"),
+    ("{%- if builtin_tools %}<|python_tag|>", "passthrough", "llama3"),
+    ('"parameters": dictionary of argument name and its value', "passthrough", "llama3"),
+    ("<tool_call>{name}\n<arg_key>k</arg_key> <think>", "glm45", "passthrough"),
+    ("<|channel|>analysis<|message|>", HARMONY, HARMONY),
+    ("\u25c1think\u25b7", "kimi", "passthrough"),
+    ("<|im_start|>{{ message.content }}", "passthrough", "passthrough"),
+    ("", "passthrough", "passthrough"),
+]
+
+
+@pytest.mark.parametrize(("template", "reasoning", "tools"), TEMPLATES)
+def test_auto_goes_by_the_template(template: str, reasoning: str, tools: str) -> None:
+    assert choose_format("auto", "auto", template=template) == choose_format(reasoning, tools)
+    chosen = choose_format("qwen3_thinking", "json", template="{{ messages }}")
+    assert (chosen.thinking, chosen.tools) == (REASONING["qwen3_thinking"], TOOLS["json"])
+
+
+def test_gpt_oss_is_harmony_whatever_is_named() -> None:
+    for model, reasoning, tools in itertools.product(
+        HARMONY_MODELS, ["auto", "base", "passthrough"], ["auto", "passthrough"]
+    ):
+        assert choose_format(reasoning, tools, model_type=model).is_harmony
+    assert choose_format(HARMONY, "auto").is_harmony
+
+
+@pytest.mark.parametrize("name", sorted(REASONING))
+def test_the_prompts_end_says_whether_reasoning_is_open(name: str) -> None:
+    thinking = REASONING[name]
+    form = choose_format(name, "passthrough")
+    if thinking is None:
+        assert not form.is_open("<think>")
+        return
+    opened, closed = thinking.open, thinking.close
+    assert form.is_open(f"<|im_start|>assistant\n{opened}\n")
+    assert not form.is_open(f"<|im_start|>assistant\n{opened}\n\n{closed}\n\n")
+    assert form.is_open(f"what does {opened} mean?\nassistant\n") == thinking.begins_inside
+    assert form.is_open("") == thinking.begins_inside
+    assert thinking.goes_on(f"{opened}a")
+    assert not thinking.goes_on(f"{opened}a{closed}b") and not thinking.goes_on("b")
+    parts = parts_of(parse(form, f"a{closed}b", is_open=True))
+    assert (parts.reasoning, parts.content) == ("a", "b")
+
+
+def test_marks_are_named() -> None:
+    """What a server has to keep of special tokens."""
+    assert choose_format("base", "passthrough").markers == {"<think>", "</think>"}
+    assert choose_format(HARMONY, HARMONY).markers == set(harmony.MARKERS)
+    assert choose_format("passthrough", "passthrough").markers == set()
+    kimi = choose_format("kimi_k25", "kimik2").markers
+    assert {"<think>", "<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"} <= kimi
