@@ -194,6 +194,18 @@ def test_recorded_chunks_give_what_launched_ones_give(params: dict[str, Any]) ->
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("sizes", [(), (8,)], ids=["launched", "recorded"])
+def test_a_chunk_that_is_not_finite_is_an_error(sizes: tuple[int, ...]) -> None:
+    worker, _ = make_worker(*(1,) if sizes else (), tokens=sizes)
+    worker._executable.broken_token = 9  # type: ignore[attr-defined]
+    starts = begin(0, [5, 9, 5, 5]), begin(1, [5, 5, 9]), begin(2, [4, 6, 4])
+    rows = [prefill(slot, 0, 2, sample=False) for slot in (0, 1)]
+    found = step(worker, *rows, prefill(2, 0, 3, sample=True), starts=starts)
+    assert [row.error for row in found.rows] == ["the model produced NaN logits", None, None]
+    found = step(worker, prefill(1, 2, 1, sample=True))
+    assert [row.error for row in found.rows] == ["the model produced NaN logits"]
+
+
 def test_tokens_left_over_stand_in_scratch() -> None:
     worker, attention = make_worker(1, tokens=(8,))
     pages = {"page_starts": [0, 0], "pages": [[4], [2]]}

@@ -17,6 +17,8 @@ from tokenspeed.engine import build, worker
 from tokenspeed.engine.engine import Engine
 from tokenspeed.request import GenerateRequest, InvalidRequest
 
+MakeEngine = Callable[..., Engine]
+
 POISON = 198
 """Whoever has this token in a step makes trouble."""
 
@@ -60,6 +62,22 @@ class Spreading(Faulty):
         return hidden
 
 
+class PoisonedOnce(Faulty):
+    """The first time that the poison is seen, its keys and values are NaN."""
+
+    is_spent = False
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x = super().embed(ids)
+        if not self._is_poisoned.any() or self.is_spent:
+            return x
+        self.is_spent = True
+        return torch.where(self._is_poisoned[:, None], torch.nan, x)
+
+    def spoil(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
 def requests(**victim: Any) -> list[GenerateRequest]:
     """Five bystanders and, in the middle, one who meets the poison after six steps or in its
     prompt.
@@ -82,10 +100,10 @@ def alone(tiny_model: str) -> dict[str, Outcome]:
 @pytest.fixture(params=[True, False], ids=["serial", "overlap"])
 def make(
     request: pytest.FixtureRequest, tiny_model: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[type[Faulty]], Engine]:
-    def make_engine(faulty: type[Faulty]) -> Engine:
+) -> MakeEngine:
+    def make_engine(faulty: type[Faulty], **options: Any) -> Engine:
         monkeypatch.setattr(build, "Executable", faulty)
-        return tiny_engine(tiny_model, disable_overlap_schedule=request.param)
+        return tiny_engine(tiny_model, disable_overlap_schedule=request.param, **options)
 
     return make_engine
 
@@ -99,7 +117,7 @@ def check_bystanders(found: dict[str, Outcome], alone: dict[str, Outcome]) -> No
 @pytest.mark.parametrize("faulty", [Raising, OutOfMemory, Spreading])
 @pytest.mark.parametrize("at", ["decode", "prompt"])
 def test_one_fails_others_do_not_notice(
-    make: Callable[[type[Faulty]], Engine],
+    make: MakeEngine,
     alone: dict[str, Outcome],
     faulty: type[Faulty],
     at: str,
@@ -121,20 +139,43 @@ def test_one_fails_others_do_not_notice(
     check_bystanders(again, alone)
 
 
-def test_a_scored_prompt_with_nan_is_an_error_too(make: Callable[[type[Faulty]], Engine]) -> None:
+def test_a_broken_chunk_does_not_outlive_its_request(make: MakeEngine) -> None:
+    """What NaN keys a chunk left is served to nobody, and those before it still are."""
+    engine = make(PoisonedOnce, chunked_prefill_size=16)
+    prompt = [*range(1, 19), POISON, *range(20, 60)]
+    asked = [request("p", prompt), request("q", prompt[:30], max_tokens=0)]
+    broken = run(engine, asked)["p"]
+    assert (broken.error, broken.num_cached_tokens) == ("the model produced NaN logits", 0)
+    uncached = make(PoisonedOnce, enable_prefix_caching=False)
+    run(uncached, asked)
+    alone = run(uncached, asked)["p"]
+    assert len(alone.token_ids) == 12
+    for found in (run(engine, asked)["p"], run(engine, asked)["p"]):
+        assert found.num_cached_tokens >= 16
+        assert (found.error, found.token_ids) == (None, alone.token_ids)
+
+
+def test_a_prompt_of_nothing_but_chunks_may_break_too(make: MakeEngine) -> None:
+    engine = make(PoisonedOnce)
+    asked = [request("p", [50, POISON, 51, 52, 53], max_tokens=0)]
+    assert run(engine, asked)["p"].error == "the model produced NaN logits"
+    assert run(engine, asked)["p"].error is None
+
+
+def test_a_scored_prompt_with_nan_is_an_error_too(make: MakeEngine) -> None:
     engine = make(Spreading)
     found = run(engine, [request("p", [50, POISON, 51], prompt_logprobs=0, max_tokens=0)])
     assert found["p"].error == "the model produced NaN logits"
 
 
-def test_many_may_fail_at_once(make: Callable[[type[Faulty]], Engine]) -> None:
+def test_many_may_fail_at_once(make: MakeEngine) -> None:
     engine = make(Raising)
     found = run(engine, [request(f"v{i}", [POISON, i]) for i in range(20)])
     assert {outcome.finish_reason for outcome in found.values()} == {"error"}
 
 
 def test_a_result_that_cannot_be_fetched_ends_its_requests(
-    make: Callable[[type[Faulty]], Engine], monkeypatch: pytest.MonkeyPatch
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(Raising)
 
@@ -152,7 +193,7 @@ def test_a_result_that_cannot_be_fetched_ends_its_requests(
 
 @pytest.mark.parametrize("what", ["score", "Fetch"])
 def test_a_second_phase_that_raises_once_costs_nobody_a_token(
-    make: Callable[[type[Faulty]], Engine],
+    make: MakeEngine,
     alone: dict[str, Outcome],
     monkeypatch: pytest.MonkeyPatch,
     what: str,
@@ -175,7 +216,7 @@ def test_a_second_phase_that_raises_once_costs_nobody_a_token(
 
 @pytest.mark.parametrize("where", ["launch", "result"])
 def test_a_lost_device_ends_the_engine(
-    make: Callable[[type[Faulty]], Engine], monkeypatch: pytest.MonkeyPatch, where: str
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     engine = make(Raising)
 

@@ -24,6 +24,7 @@ class Arithmetic:
         self.head_rows: list[int] = []
         self.seen: list[tuple[list[int], list[int]]] = []
         self.failing = False
+        self.broken_token = -1
 
     def embed(self, ids: Tensor) -> Tensor:
         return ids[:, None].float()
@@ -32,6 +33,7 @@ class Arithmetic:
         if self.failing:
             raise RuntimeError("not now")
         self.seen.append((x[:, 0].long().tolist(), positions.tolist()))
+        x = torch.where(x == self.broken_token, torch.nan, x)
         return torch.cat([x, positions[:, None].float()], dim=1)
 
     def head(self, rows: Tensor) -> Tensor:
@@ -40,6 +42,7 @@ class Arithmetic:
         logits[:, 0] = 0.0
         best = (rows[:, 0] * 5 + rows[:, 1]).long() % VOCAB
         logits[torch.arange(len(rows)), best] = torch.log(torch.tensor(2.0))
+        logits[rows.isnan().any(dim=1)] = torch.nan
         return logits
 
 

@@ -4,8 +4,8 @@
                                              next input id: the last ^
 
 A decode row continues at `lengths[slot] - 1`, wherever the device stands: the host need not have
-seen the step before. Only sampling moves a length (`extend`, or a recorded step), and `retract` moves it
-back; all else may be done twice, so that a step which failed on the way can be run again.
+seen the step before. Only sampling moves a length (`extend`, or a recorded step), and `retract`
+moves it back; all else may be done twice, so that a step which failed can be run again.
 
 One slot more than requests may hold is the scratch slot: one token long for ever, on a page of its
 own. Rows that only fill a batch up to the size of a CUDA graph stand there.

@@ -5,9 +5,12 @@
     step.result()                 wait, and bring ids and log-probabilities to the host
 
 A launch changes no length, and a second phase that raises takes back what it appended, so either
-can be run again. Prompt log-probabilities: a row over positions start .. start + n - 1 brings the entries of the prompt
-tokens start + 1 .. start + n that exist (position 0 is predicted by nothing). Everything runs on
-one thread, under inference mode.
+can be run again. Rows that are not sampled are looked at too: what their last token attended to is
+all of their KV, so none of it is NaN if that token's result is not.
+
+Prompt log-probabilities: a row over positions start .. start + n - 1 brings the entries of the
+prompt tokens start + 1 .. start + n that exist (position 0 is predicted by nothing). Everything
+runs on one thread, under inference mode.
 """
 
 from __future__ import annotations
@@ -106,9 +109,9 @@ class Worker:
         starts = [self.slots.of(row) for row in batch.rows]
         self.slots.append_pages(batch.rows)
         if self._graphs is not None:
-            is_found, recorded = self._launch_graph(self._graphs, batch.rows, starts)
-            if is_found:
-                return Step(self, batch, starts, recorded, [None] * len(starts))
+            found = self._launch_graph(self._graphs, batch.rows, starts)
+            if found is not None:
+                return Step(self, batch, starts, *found, [None] * len(starts))
         ends = _ends(batch.rows)
         query = self.slots.inputs(batch.rows)
         self._plan_attention(batch.rows, ends, query)
@@ -120,35 +123,41 @@ class Worker:
             for row, start, end in zip(batch.rows, starts, ends, strict=True)
         ]
         sampled = self._sampled_rows(batch.rows, starts, query, hidden)
-        return Step(self, batch, starts, sampled, prompt_scores)
+        unsampled = [end - 1 for row, end in zip(batch.rows, ends, strict=True) if not row.sample]
+        others = hidden[send(unsampled, self._device)] if unsampled else None
+        return Step(self, batch, starts, sampled, others, prompt_scores)
 
     def _launch_graph(
         self, graphs: Graphs, rows: list[Row], starts: list[SlotStart]
-    ) -> tuple[bool, _SampledRows | None]:
-        """Was there a graph for such a step; and the rows of it that are sampled."""
+    ) -> tuple[_SampledRows | None, Tensor | None] | None:
+        """The rows that are sampled, and the logits of the others; None: there is no such graph."""
         if all(row.decode for row in rows):
             found = graphs.decode.forward([row.slot for row in rows])
             if found is None:
-                return False, None
+                return None
             bound = max(row.start for row in rows) + 1
-            return True, _SampledRows(starts, found[2], found[1], bound, found[0], graphs.decode)
+            return _SampledRows(starts, found[2], found[1], bound, found[0], graphs.decode), None
         if any(start.params.prompt_logprobs is not None for start in starts):
-            return False, None
+            return None
         found = graphs.prefill.forward(rows)
         if found is None:
-            return False, None
+            return None
         logits, lengths, slots = found
         chosen = [i for i, row in enumerate(rows) if row.sample]
         if not chosen:
-            return True, None
+            return None, logits
         which = slice(None) if len(chosen) == len(rows) else send(chosen, self._device)
-        return True, _SampledRows(
+        others = None
+        if len(chosen) < len(rows):
+            others = logits[send([i for i, row in enumerate(rows) if not row.sample], self._device)]
+        sampled = _SampledRows(
             starts=[starts[i] for i in chosen],
             slots=slots[which],
             lengths=lengths[which],
             bound=max(rows[i].start + rows[i].num_tokens for i in chosen),
             logits=logits[which],
         )
+        return sampled, others
 
     def _plan_attention(self, rows: list[Row], ends: list[int], query: QueryTokens) -> None:
         contexts = [row.start + row.num_tokens for row in rows]
@@ -219,12 +228,17 @@ class Step:
         batch: Batch,
         starts: list[SlotStart],
         rows: _SampledRows | None,
+        others: Tensor | None,
         prompt_scores: list[Scores | None],
     ) -> None:
+        """`others` are the model's results at the last token of each row that is not sampled."""
         self.batch = batch
         self._worker = worker
         self._starts = starts
         self._rows = rows
+        self._others: Fetch | None = None
+        if others is not None:  # as in `sample`, one sum instead of a test of each
+            self._others = Fetch(others.sum(dim=-1, dtype=torch.float32).isfinite())
         self._prompt_scores = [None if each is None else _fetch(each) for each in prompt_scores]
         self._scores: Fetch | None = None
         self._sampled: Fetch | None = None
@@ -262,6 +276,7 @@ class Step:
     def result(self) -> StepResult:
         """Wait for the step, not for those launched behind it; one result a row, in row order."""
         sampled = iter(self._sampled_results())
+        others = iter(() if self._others is None else self._others.wait()[0].tolist())
         results = []
         for row, start, fetch in zip(
             self.batch.rows, self._starts, self._prompt_scores, strict=True
@@ -269,6 +284,8 @@ class Step:
             result = RowResult(slot=row.slot, generation=row.generation)
             if row.sample:
                 result = next(sampled)
+            elif not next(others):
+                result = _failed(result, ERRORS[NOT_FINITE])
             if fetch is not None:
                 scores = Scores(*fetch.wait())
                 counts = [start.params.prompt_logprobs or 0] * len(scores.ids)
