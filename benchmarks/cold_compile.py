@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import facts
 
+from tokenspeed.bench.machine import facts
 from tokenspeed.compile import receipt
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import RECEIPT

@@ -35,9 +35,10 @@ from typing import Any
 
 import torch
 import transformers
-from machine import OtherLoad, facts, resident_mib
+from other_load import OtherLoad, resident_mib
 
 from tokenspeed import LLM, SamplingParams
+from tokenspeed.bench.machine import facts
 from tokenspeed.kv.pool import bytes_per_page
 from tokenspeed.kv.specs import cache_groups
 from tokenspeed.loader.gguf import GgufFile

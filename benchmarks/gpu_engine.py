@@ -1,27 +1,36 @@
-"""The engine on a GPU, by the workloads of the published table of peers (dummy weights, bfloat16).
+"""The engine on a GPU beside the published table of vLLM (dummy weights, bfloat16).
 
-    python benchmarks/gpu_engine.py CONFIG_FOLDER [--only decode1,decode64] [--out RESULT.json]
+    python benchmarks/gpu_engine.py CONFIG_FOLDER [--only decode1,mixed] [--option name=value ...]
+                                    [--num-iters 3] [--peer RESULT.json] [--out RESULT.json]
 
-Prompts are token ids, greedy, end of sequence ignored, no prefix reuse. Medians of 3.
+The workloads and their definitions are those of `tokenspeed bench latency` and `throughput`
+(tokenspeed/bench/workloads.py). What is added here is the ratio to vLLM, above 1 where TokenSpeed
+is faster: to the table below, or to a result of benchmarks/peers_vllm.py given with --peer.
 
-    decode1, 8, 64, 256   128 tokens in: (time for 129 tokens - time for 1) / 128 steps
-    ttft128, ttft8192     one request, time to the first token
-    prefill               32 x 4096 tokens in, 1 out: prompt tokens/s
-    mixed                 256 requests of 1024 in, 256 out: output tokens/s
+In the same run, before the engine is built, the card itself is measured: a copy of 8 GiB and a
+product of 8192 x 8192 bfloat16 matrices. Where either is more than 3% off the card of the table
+(4.3 TB/s, 790 TFLOP/s), a second ratio says what a card as fast as that one would have given: steps
+and short prompts are scaled by the copy, long prompts by the product, mixed by the geometric mean
+of the two. A result of peers_vllm.py is taken to be from this card, and is not scaled.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import math
 import time
 from pathlib import Path
 from typing import Any
 
-from tokenspeed import LLM, SamplingParams
+import msgspec
 
-PEER = {  # vLLM 0.22.0 on the same card: ms a step, ms, tokens/s
+from tokenspeed import LLM
+from tokenspeed.bench.machine import facts, gpu_speed
+from tokenspeed.bench.offline import line, run
+from tokenspeed.bench.workloads import Workload, latency_workloads, throughput_workloads
+
+PEER = {  # vLLM 0.22.0 on the same kind of card: ms a step, ms, tokens/s
     "qwen3-0.6b": {
         "decode1": 1.68, "decode8": 2.332, "decode64": 2.680, "decode256": 6.316,
         "ttft128": 8.3, "ttft8192": 34.5, "prefill": 346822, "mixed": 18602,
@@ -30,99 +39,99 @@ PEER = {  # vLLM 0.22.0 on the same card: ms a step, ms, tokens/s
         "decode1": 5.20, "decode8": 5.351, "decode64": 6.188, "decode256": 11.263,
         "ttft128": 19.8, "ttft8192": 217, "prefill": 40100, "mixed": 5775,
     },
+    "qwen3-30b-a3b": {
+        "decode1": 4.26, "decode8": 10.62, "decode64": 18.23, "decode256": 21.77,
+        "ttft128": 22.0, "ttft8192": 158, "prefill": 61582, "mixed": 5300,
+    },
 }  # fmt: skip
-REPEATS = 3
+PEER_CARD = {"copy_tb_s": 4.3, "matmul_tflop_s": 790.0}
+TOLERANCE = 0.03
+BY_MATMUL = ("ttft8192", "prefill")
+BY_BOTH = ("mixed",)
+
+WORKLOADS = {each.name: each for each in (*latency_workloads(), *throughput_workloads())}
+OPTIONS: dict[str, Any] = {
+    "device": "cuda",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": False,
+    "max_num_seqs": 256,
+    "max_model_len": 9216,
+    "gpu_memory_utilization": 0.8,
+}
 
 
-def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
-    return [
-        [(7919 * (row * length + i) + 31 * row) % (vocab_size - 100) for i in range(length)]
-        for row in range(count)
-    ]
+def card_share(name: str, card: dict[str, float]) -> float:
+    """How much faster this card is than the table's, for what a workload asks of it."""
+    copy, matmul = (card[key] / usual for key, usual in PEER_CARD.items())
+    if name in BY_BOTH:
+        return math.sqrt(copy * matmul)
+    return matmul if name in BY_MATMUL else copy
 
 
-def seconds(llm: LLM, ids: list[list[int]], count: int) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+def is_usual(card: dict[str, float]) -> bool:
+    return all(abs(card[key] / usual - 1) <= TOLERANCE for key, usual in PEER_CARD.items())
+
+
+def ratio(workload: Workload, value: float, peer: float) -> float:
+    return value / peer if workload.is_speed else peer / value
+
+
+def read_peer(path: Path | None, model: str) -> tuple[dict[str, float], bool]:
+    """The peer's figures, and whether they are from this card."""
+    if path is None:
+        return PEER.get(model, {}), False
+    results = json.loads(path.read_text())["results"]
+    return {each["name"]: each["median"] for each in results}, True
+
+
+def measure(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    card = gpu_speed()
+    print(f"card: {card['copy_tb_s']:.2f} TB/s, {card['matmul_tflop_s']:.0f} TFLOP/s", flush=True)
+    model = Path(args.folder).name
+    peers, is_same_card = read_peer(args.peer, model)
     began = time.perf_counter()
-    llm.generate(ids, params, use_tqdm=False)
-    return time.perf_counter() - began
-
-
-def decode_ms(llm: LLM, rows: int, vocab_size: int) -> float:
-    ids = prompts(rows, 128, vocab_size)
-    seconds(llm, ids, 4)
-    return statistics.median(
-        1e3 * (seconds(llm, ids, 129) - seconds(llm, ids, 1)) / 128 for _ in range(REPEATS)
-    )
-
-
-def ttft_ms(llm: LLM, length: int, vocab_size: int) -> float:
-    ids = prompts(1, length, vocab_size)
-    seconds(llm, ids, 1)
-    return statistics.median(1e3 * seconds(llm, ids, 1) for _ in range(REPEATS))
-
-
-def prefill_speed(llm: LLM, vocab_size: int) -> float:
-    ids = prompts(32, 4096, vocab_size)
-    return statistics.median(32 * 4096 / seconds(llm, ids, 1) for _ in range(2))
-
-
-def mixed_speed(llm: LLM, vocab_size: int) -> float:
-    ids = prompts(256, 1024, vocab_size)
-    return 256 * 256 / seconds(llm, ids, 256)
-
-
-def measure(folder: str, only: set[str], options: dict[str, Any]) -> dict[str, Any]:
-    began = time.perf_counter()
-    llm = LLM(
-        folder,
-        device="cuda",
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,
-        max_num_seqs=256,
-        max_model_len=9216,
-        gpu_memory_utilization=0.8,
-        **options,
-    )
+    llm = LLM(args.folder, **{**OPTIONS, **options})
     results: dict[str, Any] = {"ready_s": time.perf_counter() - began}
     results["summary"] = llm.engine.ready.summary
-    size = llm.engine.ready.vocab_size
-    works: dict[str, Any] = {
-        f"decode{rows}": lambda rows=rows: decode_ms(llm, rows, size) for rows in (1, 8, 64, 256)
-    }
-    works |= {f"ttft{n}": lambda n=n: ttft_ms(llm, n, size) for n in (128, 8192)}
-    works |= {
-        "prefill": lambda: prefill_speed(llm, size),
-        "mixed": lambda: mixed_speed(llm, size),
-    }
-    for name, work in works.items():
-        if only and name not in only:
-            continue
-        value = results[name] = work()
-        peer = PEER.get(Path(folder).name, {}).get(name)
-        ratio = None
-        if peer:
-            ratio = value / peer if name in ("prefill", "mixed") else peer / value
-        results[f"{name}_ratio"] = ratio
-        shown = f"{ratio:.2f} x vLLM" if ratio else ""
-        print(f"{Path(folder).name:12} {name:10} {value:10.3f} {shown}", flush=True)
-    return results
+    chosen = args.only.split(",") if args.only else list(WORKLOADS)
+    runs = {}
+    for result in run(llm, [WORKLOADS[name] for name in chosen], args.num_iters):
+        workload, name = WORKLOADS[result.name], result.name
+        results[name], runs[name] = result.median, result.runs
+        shown = ""
+        if name in peers:
+            results[f"{name}_ratio"] = ratio(workload, result.median, peers[name])
+            shown = f"   {results[f'{name}_ratio']:.2f} x vLLM"
+            if not is_usual(card) and not is_same_card:
+                scaled = results[f"{name}_ratio"] / card_share(name, card)
+                results[f"{name}_ratio_normalised"] = scaled
+                shown += f", {scaled:.2f} on a card like its"
+        print(f"{model:12} {line(result)}{shown}", flush=True)
+    return {"machine": facts(**card), "model": model, "results": results, "runs": runs}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder")
-    parser.add_argument("--only", default="")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", help="of a model or of its config.json alone")
+    parser.add_argument("--only", default="", help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--option", action="append", default=[], help="name=value of an LLM option")
+    parser.add_argument("--num-iters", type=int, default=3)
+    parser.add_argument("--peer", type=Path, help="result of peers_vllm.py on this card")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    unknown = set(filter(None, args.only.split(","))) - WORKLOADS.keys()
+    if unknown:
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     options = dict(each.split("=", 1) for each in args.option)
     typed = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-    result = measure(args.folder, set(filter(None, args.only.split(","))), typed)
-    print(json.dumps(result))
+    report = measure(args, typed)
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+    print(encoded)
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.out.write_text(encoded + "\n")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,8 +33,8 @@ import torch
 import triton
 from torch import Tensor
 
-from tokenspeed import __version__
 from tokenspeed.batch import forward_context
+from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config, make_config
 from tokenspeed.engine.model import ServedModel, resolve_served
@@ -45,7 +44,6 @@ from tokenspeed.loader import empty_model, load_weights
 TIMED = (1, 8, 64, 256)
 HASHED = (1, 2, 7, 64, 255, 256, 257, 1000, 4096, 8192)
 SWEPT = (*range(1, 301), *range(301, 8193, 397), 511, 512, 513, 2048, 8191, 8192)
-COPY_BYTES = 8 << 30
 REPEATS = 20
 
 
@@ -183,37 +181,6 @@ def receipt(cache: Path) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """The card, and what it reaches in this run: an 8 GiB copy, an 8192-cubed bf16 matmul."""
-    source = torch.empty(COPY_BYTES // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    copy_s = _best_seconds(lambda: target.copy_(source))
-    matmul_s = _best_seconds(lambda: a @ a)
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "copy_tb_s": COPY_BYTES / copy_s / 1e12,
-        "matmul_tflop_s": 2 * 8192**3 / matmul_s / 1e12,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-        "tokenspeed": __version__,
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
-def _best_seconds(call: Any) -> float:
-    best = float("inf")
-    for _ in range(10):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / 1e3)
-    return best
-
-
 def in_fresh_process(folder: str, level: int, cache: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
         names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -246,7 +213,10 @@ def main() -> None:
     if args.level is not None:
         print(json.dumps(run(args.folders[0], args.level, args.cache)))
         return
-    report = {"machine": machine(), "models": {Path(f).name: compare(f) for f in args.folders}}
+    report = {
+        "machine": facts() | gpu_speed(),
+        "models": {Path(f).name: compare(f) for f in args.folders},
+    }
     print(json.dumps(report, indent=1))
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n")

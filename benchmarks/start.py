@@ -33,7 +33,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from machine import OtherLoad, facts
+from other_load import OtherLoad
+
+from tokenspeed.bench.machine import facts
 
 IMPORTS = """
 import time, torch

@@ -25,6 +25,7 @@ LIGHT_MODULES = (
     "tokenspeed.cli.serve",
     "tokenspeed.cli.batch",
     "tokenspeed.cli.bench",
+    "tokenspeed.cli.bench_offline",
     "tokenspeed.cli.cache",
     "tokenspeed.cli.explain",
     "tokenspeed.cli.warmup",

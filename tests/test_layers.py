@@ -39,7 +39,8 @@ HEAVY_IMPORTS = {
 NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/__init__.py": {"llm", "request"},
     "tokenspeed/cli/batch.py": {"server.batch"},
-    "tokenspeed/cli/bench.py": {"cli.bench_serve", "cli.bench_startup"},
+    "tokenspeed/cli/bench.py": {"cli.bench_serve", "cli.bench_offline", "cli.bench_startup"},
+    "tokenspeed/cli/bench_offline.py": {"bench.offline"},
     "tokenspeed/cli/bench_serve.py": {"bench.serve"},
     "tokenspeed/cli/bench_startup.py": {"bench.command"},
     "tokenspeed/cli/cache.py": {"engine.cache_commands"},

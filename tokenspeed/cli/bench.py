@@ -9,6 +9,8 @@ from tokenspeed.options import ConfigError, suggest
 
 COMMANDS = {
     "serve": ("tokenspeed.cli.bench_serve", "load any OpenAI-compatible server, and time it"),
+    "latency": ("tokenspeed.cli.bench_offline", "time a step, time to the first token; no server"),
+    "throughput": ("tokenspeed.cli.bench_offline", "tokens a second of many requests; no server"),
     "startup": ("tokenspeed.cli.bench_startup", "where the time from start to first token goes"),
 }
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def main(name: str, argv: list[str]) -> int:
         print(note, file=sys.stderr)
     trace = resolved.own.get("--trace")
     status: int = importlib.import_module(_RUNNER).startup(
-        _settings(resolved),
+        given_settings(resolved, _OURS),
         num_runs=_num_runs(resolved),
         trace=Path(trace[0]) if trace else None,
         as_json="--json" in resolved.own,
@@ -74,10 +75,10 @@ def main(name: str, argv: list[str]) -> int:
     return status
 
 
-def _settings(resolved: Resolved) -> dict[str, Any]:
+def given_settings(resolved: Resolved, without: Collection[str]) -> dict[str, Any]:
     """What was given, by option name."""
     flat = _flat(resolved.config)
-    return {name: flat[name] for name in resolved.sources if name not in _OURS}
+    return {name: flat[name] for name in resolved.sources if name not in without}
 
 
 def _flat(config: Config) -> dict[str, Any]:

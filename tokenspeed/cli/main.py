@@ -23,7 +23,10 @@ COMMANDS = {
         "tokenspeed.cli.cache",
         "list, explain, check, prune, export, import compiled models",
     ),
-    "bench": ("tokenspeed.cli.bench", "measure a server, or where the time of a start goes"),
+    "bench": (
+        "tokenspeed.cli.bench",
+        "measure a server, the engine alone, or where a start's time goes",
+    ),
     "env": ("tokenspeed.cli.env", "print what a bug report should say about this machine"),
     "version": ("tokenspeed.cli.version", "print the version"),
 }

@@ -1,35 +1,14 @@
-"""What a benchmark says of the machine: its facts, and how busy other processes kept it."""
+"""How busy other processes kept the machine during a benchmark."""
 
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import torch
-
-from tokenspeed import __version__
+from typing import Self
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def facts(threads: int, **more: Any) -> dict[str, Any]:
-    """The processor, the versions, the command; `more` is added."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "tokenspeed": __version__,
-        **more,
-        "command": " ".join(["python", *sys.argv]),
-    }
 
 
 class OtherLoad:
@@ -86,10 +65,3 @@ def _busy_s() -> float:
     line = Path("/proc/stat").read_text().splitlines()[0]
     user, nice, system, _, _, irq, softirq = map(int, line.split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()

@@ -1,0 +1,147 @@
+"""Offline workloads and their definitions, for any engine that can say how long prompts took.
+
+Prompts are token ids, no two alike; sampling is greedy, the end of sequence ignored, no prefix
+reused. After a run that is not counted, `num_iters` runs, and their median:
+
+    decode B     B prompts: (time for n + 1 tokens - time for 1) / n, in ms a step
+    ttft L       one prompt of L tokens: time for one token, in ms
+    throughput   prompts at once: prompt tokens/s where one token is asked for, else output tokens/s
+
+An engine is a function of prompts and a number of tokens: seconds from giving it all of them until
+it has generated that many for each.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+Seconds = Callable[[list[list[int]], int], float]
+
+DECODE_MS, TTFT_MS = "ms a step", "ms"
+INPUT_SPEED, OUTPUT_SPEED = "prompt tokens/s", "output tokens/s"
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One figure: `num_prompts` of `input_len` tokens; `output_len` tokens are asked for each."""
+
+    name: str
+    unit: str
+    num_prompts: int
+    input_len: int
+    output_len: int
+
+    @property
+    def is_speed(self) -> bool:
+        """Whether more is better."""
+        return self.unit in (INPUT_SPEED, OUTPUT_SPEED)
+
+    @property
+    def total_len(self) -> int:
+        """Tokens that a sequence comes to."""
+        return self.input_len + self.output_len
+
+    def measure(self, seconds: Seconds, vocab_size: int) -> float:
+        """One run, in `unit`."""
+        ids = prompts(self.num_prompts, self.input_len, vocab_size)
+        whole = seconds(ids, self.output_len)
+        if self.unit == TTFT_MS:
+            return 1e3 * whole
+        if self.unit == DECODE_MS:
+            return 1e3 * (whole - seconds(ids, 1)) / (self.output_len - 1)
+        counted = self.input_len if self.unit == INPUT_SPEED else self.output_len
+        return self.num_prompts * counted / whole
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload came to: the median, and every run."""
+
+    name: str
+    unit: str
+    num_prompts: int
+    input_len: int
+    output_len: int
+    median: float
+    runs: list[float]
+
+
+def latency_workloads(
+    batch_sizes: Iterable[int] = (1, 8, 64, 256),
+    input_len: int = 128,
+    steps: int = 128,
+    ttft_lens: Iterable[int] = (128, 8192),
+) -> list[Workload]:
+    """Steps at each batch size, and times to the first token."""
+    decode = [
+        Workload(
+            name=f"decode{size}",
+            unit=DECODE_MS,
+            num_prompts=size,
+            input_len=input_len,
+            output_len=steps + 1,
+        )
+        for size in batch_sizes
+    ]
+    return decode + [
+        Workload(name=f"ttft{length}", unit=TTFT_MS, num_prompts=1, input_len=length, output_len=1)
+        for length in ttft_lens
+    ]
+
+
+def throughput_workloads(
+    prefill_prompts: int = 32,
+    prefill_len: int = 4096,
+    num_prompts: int = 256,
+    input_len: int = 1024,
+    output_len: int = 256,
+) -> list[Workload]:
+    """Prompts alone, and prompts with their answers."""
+    return [
+        Workload(
+            name="prefill",
+            unit=INPUT_SPEED,
+            num_prompts=prefill_prompts,
+            input_len=prefill_len,
+            output_len=1,
+        ),
+        Workload(
+            name="mixed",
+            unit=OUTPUT_SPEED,
+            num_prompts=num_prompts,
+            input_len=input_len,
+            output_len=output_len,
+        ),
+    ]
+
+
+def measure(
+    workloads: Iterable[Workload], seconds: Seconds, vocab_size: int, num_iters: int
+) -> Iterator[Result]:
+    """Each workload's result as soon as it is there."""
+    for each in workloads:
+        ids = prompts(each.num_prompts, each.input_len, vocab_size)
+        seconds(ids, min(each.output_len, _WARM_UP_TOKENS))
+        runs = [each.measure(seconds, vocab_size) for _ in range(num_iters)]
+        yield Result(
+            name=each.name,
+            unit=each.unit,
+            num_prompts=each.num_prompts,
+            input_len=each.input_len,
+            output_len=each.output_len,
+            median=statistics.median(runs),
+            runs=runs,
+        )
+
+
+def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
+    """Ids without a pattern that two prompts or positions share."""
+    limit = vocab_size - 100 if vocab_size > 200 else vocab_size
+    return [
+        [(7919 * (row * length + at) + 31 * row) % limit for at in range(length)]
+        for row in range(count)
+    ]
