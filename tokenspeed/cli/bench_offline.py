@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenspeed.cli import pages
 from tokenspeed.cli.bench_startup import given_settings
 from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.flags import Command
+from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
 from tokenspeed.cli.values import from_words
@@ -121,11 +123,13 @@ def main(name: str, argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ, _command(own))
     if "--print-config" in resolved.own:
-        print(resolved.listing())
+        print_settled(resolved)
         return 0
     chosen = kind(**_values(own, resolved.own))
-    config_log = resolved.config.server.log_level if "log_level" in resolved.sources else "warning"
-    setup_logging(config_log)
+    for note in resolved.notes:
+        print(note, file=sys.stderr)
+    is_told = "log_level" in resolved.sources
+    setup_logging(resolved.config.server.log_level if is_told else "warning")
     path = resolved.own.get("--output-json")
     settings = given_settings(resolved, ("log_level",))
     status: int = importlib.import_module(_RUNNER).offline(
