@@ -25,7 +25,7 @@ def record(engine: Engine) -> None:
     pool = GraphPool(slots.device)
     graphs = Graphs(
         DecodeGraphs(model, attention, slots, (2, 4), pool),  # type: ignore[arg-type]
-        PrefillGraphs(model, attention, slots, (8, 16), pool),  # type: ignore[arg-type]
+        PrefillGraphs(model, attention, slots, pool),  # type: ignore[arg-type]
     )
     for size in (16, 8):
         graphs.prefill.record(size)

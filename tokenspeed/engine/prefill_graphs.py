@@ -39,25 +39,26 @@ class PrefillGraphs:
         executable: Executable,
         attention: DeviceAttention,
         slots: Slots,
-        sizes: Sequence[int],
         pool: GraphPool,
     ) -> None:
         self._executable = executable
         self._attention = attention
         self._slots = slots
         self._pool = pool
-        self._sizes = [size for size in sorted(sizes) if size < slots.max_len]
         self._steps: dict[int, Recording] = {}
         self._numbers = send(self._rows_of([], 1), slots.device)
 
     @property
     def sizes(self) -> list[int]:
-        """What can be recorded, ascending."""
-        return self._sizes
+        """What is recorded, ascending."""
+        return sorted(self._steps)
 
     @torch.inference_mode()
     def record(self, size: int) -> None:
-        """Record a size. Nothing of the engine's state changes: all tokens stand in scratch."""
+        """Record a size, which fits a slot. Nothing of the engine's state changes: all tokens stand
+        in scratch.
+        """
+        assert size <= self._slots.max_len, f"no slot has {size} tokens"
         self._numbers.copy_(send(self._rows_of([], size), self._slots.device))
         self._steps[size] = Recording(lambda: self._forward(size), self._pool)
 
@@ -66,7 +67,7 @@ class PrefillGraphs:
         of their contexts, and slots [R], all of which the next call overwrites. None: no graph.
         """
         total = sum(row.num_tokens for row in rows)
-        size = padded_size(sorted(self._steps), total) if len(rows) <= ROWS else None
+        size = padded_size(self.sizes, total) if len(rows) <= ROWS else None
         if size is None:
             return None
         self._numbers.copy_(send(self._rows_of(rows, size), self._slots.device), non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tokenspeed.compile.cudagraph import GraphPool
 from tokenspeed.compile.runner import Executable
@@ -35,12 +36,30 @@ def record_graphs(
     with span("graph.capture"):
         pool = GraphPool(slots.device)
         prefill_sizes = () if settings.disable_prefill_graph else SIZES
-        prefill = PrefillGraphs(executable, attention, slots, prefill_sizes, pool)
+        prefill = PrefillGraphs(executable, attention, slots, pool)
         decode = DecodeGraphs(executable, attention, slots, sizes, pool)
-        work = [(prefill.record, size) for size in reversed(prefill.sizes)]
+        work = [(prefill.record, n) for n in reversed(prefill_sizes) if n < slots.max_len]
         work += [(decode.record, size) for size in reversed(sizes)]
         for done, (record, size) in enumerate(work, 1):
-            record(size)
+            _record_if_it_fits(record, size)
             progress("graphs", f"{done} of {len(work)}")
-    logger.info("%d CUDA graphs in %.1f s", len(work), time.monotonic() - began)
-    return Graphs(decode, prefill)
+    graphs = Graphs(decode, prefill)
+    if len(graphs) < len(work):
+        logger.warning(
+            "there was no memory for %d of %d CUDA graphs: steps of those sizes take the next "
+            "larger graph or are launched kernel by kernel; a lower --gpu-memory-utilization "
+            "leaves room",
+            *(len(work) - len(graphs), len(work)),
+        )
+    logger.info("%d CUDA graphs in %.1f s", len(graphs), time.monotonic() - began)
+    return graphs
+
+
+def _record_if_it_fits(record: Callable[[int], None], size: int) -> None:
+    """Graphs cost no start: whoever has no memory for one does without."""
+    try:
+        record(size)
+    except RuntimeError as error:  # the driver's own lack of memory has no class in torch
+        if "out of memory" not in str(error):
+            raise
+        logger.debug("no graph of size %d: %s", size, error)
