@@ -99,7 +99,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     heat = tl.load(temperature + row)
     if heat > 0:
         base = tl.where(top > float("-inf"), top, 0.0)
-        tl.store(mass + at, tl.sum(tl.exp(tl.div_rn(x - base, heat)), axis=0))
+        tl.store(mass + at, tl.sum(tl.exp((x - base) * (1.0 / heat)), axis=0))
         if tl.load(top_k + row) > 0:
             highest = tl.max(tl.reshape(x, [SIZE // GROUPS, GROUPS]), axis=0)
             tl.store(groups + at * GROUPS + tl.arange(0, GROUPS), highest)
