@@ -78,6 +78,9 @@ CASES = [
     (Case((1, 1, 1, 300, 77), (700, 9, 2049, 8300, 500), 16, 8, 128, dtype=BF16), 3),
     (Case((128,) * 24, tuple(range(1000, 1024)), 32, 8, 128, norm=True, turned=128, dtype=BF16), 0),
     (Case((300, 17), (300, 4000), 64, 8, 128, dtype=BF16, block_size=1), 0),
+    (Case((300, 17, 513), (4000, 17, 513), 32, 8, 128, dtype=BF16), 0),
+    (Case((1, 1, 300, 17, 129), (9, 700, 900, 17, 129), 16, 8, 128, dtype=BF16), 2),
+    (Case((1, 2048), (9, 2048), 16, 8, 128, dtype=BF16), 1),
     (Case((300, 17), (300, 4000), 8, 8, 128, dtype=BF16, block_size=64), 0),
     (Case((257,), (1000,), 40, 1, 128, dtype=BF16, block_size=32), 0),
 ]
@@ -99,7 +102,7 @@ def test_chunks_like_triton(case: Case, num_decodes: int, monkeypatch: pytest.Mo
 
 def test_plans_run_ahead_of_the_device() -> None:
     """Each step is planned before the device has begun with the one in front of it."""
-    shapes = [((300 + 64 * i, 90), (300 + 64 * i, 700 - 50 * i)) for i in range(6)]
+    shapes = [((90, 300 + 64 * i), (700 - 50 * i, 300 + 64 * i)) for i in range(6)]
     cases = [Case(*shape, 32, 8, 128, dtype=BF16) for shape in shapes]
     given = [operands(case, CUDA) for case in cases]
     hosts = [host_of(each, 0) for each in given]
@@ -111,7 +114,7 @@ def test_plans_run_ahead_of_the_device() -> None:
     for own, host, q, out in zip(given, hosts, queries, outs, strict=True):
         torch.cuda._sleep(100_000_000)
         prefill.plan(host)
-        prefill.run(q, own.layer.keys, own.layer.values, out)
+        prefill.run(q, (own.k, own.v), (own.layer.keys, own.layer.values), out)
     for own, q, out in zip(given, queries, outs, strict=True):
         want = paged_prefill.launch(q, own.layer, own.step)
         torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)

@@ -1,4 +1,4 @@
-"""What stands for FlashInfer on a CPU: a wrapper that attends, in plain torch, what was planned."""
+"""What stands for FlashInfer on a CPU: wrappers that attend, in plain torch, what was planned."""
 
 from __future__ import annotations
 
@@ -8,11 +8,39 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kernels.paged_layer import PagedLayer, paged_attention_reference
+
+
+class FakeRagged:
+    """Keeps the starts of its last plan, and counts its runs."""
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.num_runs = 0
+
+    def plan(
+        self, qo_indptr: Tensor, kv_indptr: Tensor, *numbers: int, causal: bool, sm_scale: float,
+        q_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert causal and qo_indptr.dtype == torch.int32 and torch.equal(qo_indptr, kv_indptr)
+        self.starts, self.numbers, self.scale = qo_indptr.tolist(), numbers, sm_scale
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor) -> Tensor:
+        assert len(q) == len(k) == len(v) == self.starts[-1] and out.shape == q.shape
+        for begin, end in itertools.pairwise(self.starts):
+            own = slice(begin, end)
+            heads = (each[own].transpose(0, 1) for each in (q, k, v))
+            result = F.scaled_dot_product_attention(
+                *heads, is_causal=True, scale=self.scale, enable_gqa=True
+            )
+            out[own] = result.transpose(0, 1)
+        self.num_runs += 1
+        return out
 
 
 class FakePrefill:

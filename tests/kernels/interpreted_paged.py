@@ -20,6 +20,7 @@ from tokenspeed.kernels.attend import reference
 from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.paged_layer import places_of
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
 
@@ -87,6 +88,19 @@ def test_decodes(case: Case) -> None:
 def test_chunks(case: Case) -> None:
     mine, theirs = operands(case, CPU).with_own_cache(), operands(case, CPU)
     assert_agree(prefill(mine), expected(theirs), mine, theirs)
+
+
+@pytest.mark.parametrize("case", CHUNKS[:3], ids=str)
+def test_own_keys_are_those_that_are_stored(case: Case) -> None:
+    mine, theirs = operands(case, CPU).with_own_cache(), operands(case, CPU)
+    q, k, v, layer, step, _, prologue = mine
+    keys, want = torch.empty(k.shape, dtype=k.dtype), torch.empty(k.shape, dtype=k.dtype)
+    kv_store.launch(q, k, v, layer, step, prologue, keys)
+    places = places_of(layer, step)
+    torch.testing.assert_close(keys, layer.keys.flatten(0, 1)[places], rtol=0, atol=0)
+    kv_store.reference(*theirs[:5], prologue, want)
+    tolerance = 1e-5 if k.dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(keys, want, rtol=tolerance, atol=tolerance)
 
 
 def test_splits_follow_the_length_and_not_its_bound() -> None:

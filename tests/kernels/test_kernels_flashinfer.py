@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from flashinfer_fake import FakePrefill, replace_kernels
+from flashinfer_fake import FakePrefill, FakeRagged, replace_kernels
 from paged_cases import device_step
 from torch import Tensor
 
@@ -21,7 +21,9 @@ from tokenspeed.kernels import flashinfer_builds
 from tokenspeed.kernels.attention_flashinfer import (
     MIN_TOKENS,
     FlashInferAttention,
+    Prefill,
     is_served,
+    num_continued,
     paged_rows,
 )
 from tokenspeed.kernels.attention_step import AttentionStep
@@ -62,6 +64,19 @@ def test_rows_are_told_with_their_pages() -> None:
     assert all(each.dtype == torch.int32 for each in rows)
 
 
+@pytest.mark.parametrize(
+    ("starts", "lengths", "want"),
+    [
+        ([0, 20, 25], [20, 5], 0),
+        ([0, 20, 25], [21, 5], 1),
+        ([0, 20, 25], [20, 6], 2),
+        ([0, 20, 25, 29], [20, 6, 4], 2),
+    ],
+)
+def test_rows_with_a_past_are_counted(starts: list[int], lengths: list[int], want: int) -> None:
+    assert num_continued(AttentionStep(starts, lengths, [])) == want
+
+
 class Trial:
     """FlashInfer's attention and Triton's, each with a pool of the same random pages."""
 
@@ -69,6 +84,7 @@ class Trial:
         self.prefills = replace_kernels(monkeypatch)
         torch.manual_seed(0)
         self.made: list[FakePrefill] = []
+        self.ragged: list[FakeRagged] = []
         pools = [PagePool(GROUPS, 200, BLOCK, torch.float32, CPU) for _ in range(2)]
         for ours, theirs in zip(*(pool.keys + pool.values for pool in pools), strict=True):
             theirs.copy_(ours.normal_())
@@ -76,9 +92,10 @@ class Trial:
         self.ours = FlashInferAttention(GROUPS, pools[0], self.tables, self._make)
         self.theirs = TritonAttention(GROUPS, pools[1], self.tables)
 
-    def _make(self) -> FakePrefill:
+    def _make(self) -> Prefill:
         self.made.append(FakePrefill())
-        return self.made[-1]
+        self.ragged.append(FakeRagged())
+        return Prefill(self.made[-1], self.ragged[-1])
 
     def plan(self, query_lens: list[int], context_lens: list[int], num_decodes: int) -> None:
         slots = list(range(len(query_lens)))[::-1]
@@ -106,6 +123,10 @@ class Trial:
     def runs(self) -> list[int]:
         return [each.num_runs for each in self.made]
 
+    @property
+    def ragged_runs(self) -> list[int]:
+        return [each.num_runs for each in self.ragged]
+
 
 def test_chunks_go_to_flashinfer_and_decodes_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(monkeypatch)
@@ -126,6 +147,33 @@ def test_chunks_go_to_flashinfer_and_decodes_do_not(monkeypatch: pytest.MonkeyPa
     other = trial.made[3].planned
     assert other.numbers == (2, 2, 128, BLOCK) and other.options["sm_scale"] == 0.05
     assert other.pages[:13] == trial.tables[1][2, :13].tolist()
+
+
+def test_rows_without_a_past_attend_to_their_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    assert trial.runs == trial.ragged_runs == [1, 0, 1, 0]
+    trial.plan([1, 60, 200, 90], [17, 100, 200, 90], num_decodes=1)
+    trial.agrees([0, 3, 1], pad=5)
+    assert not trial.prefills and trial.runs == trial.ragged_runs == [1, 2, 1, 1]
+    assert trial.made[1].planned.starts == [0, 60] and trial.ragged[1].starts == [0, 200, 290]
+    assert trial.ragged[1].numbers == (4, 2, 128) and trial.ragged[3].scale == 0.05
+    trial.plan([1, 200, 90], [17, 200, 90], num_decodes=1)
+    trial.agrees([0])
+    assert trial.runs == [1, 2, 1, 1] and trial.ragged_runs == [2, 2, 1, 1]
+    trial.plan([1, 300], [17, 400], num_decodes=1)
+    trial.agrees([0])
+    assert trial.runs == [1, 3, 1, 1] and trial.ragged_runs == [2, 2, 1, 1]
+
+
+def test_a_prologue_is_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(monkeypatch)
+    trial.plan([60, 300], [100, 300], num_decodes=0)
+    q, k, v = (torch.randn(360, n, 128) for n in (4, 2, 2))
+    angles = torch.rand(360, 1, 64)
+    prologue = torch.rand(128), torch.rand(128), angles.cos(), angles.sin(), 1e-6
+    want = trial.theirs.attend_fused(q, k, v, 0, None, prologue)
+    torch.testing.assert_close(trial.ours.attend_fused(q, k, v, 0, None, prologue), want)
+    assert trial.runs == trial.ragged_runs == [1, 1, 1, 0]
 
 
 def test_wrappers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

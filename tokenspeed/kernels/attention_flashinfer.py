@@ -1,8 +1,10 @@
 """Paged attention whose chunks run FlashAttention-3, by FlashInfer; all else is Triton's.
 
 FlashInfer plans on the host, once a step and cache group; every layer of the group then runs that
-plan. A step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a
-layer with a window or with sinks, and decodes take the Triton kernels.
+plan. Rows that begin their sequence attend to the step's own keys and values, which the kernel
+fetches by large blocks (TMA); rows with a past read all of it from the pages, a fifth slower. A
+step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a layer with
+a window or with sinks, and decodes take the Triton kernels.
 
 This file does not import FlashInfer, which takes seconds: `flashinfer_prefill.py` does.
 """
@@ -27,7 +29,26 @@ MIN_TOKENS = 256
 """Fewer tokens in chunks are not worth a plan, which takes the host 0.1 to 1 ms."""
 
 
-class Prefill(Protocol):
+class RaggedPrefill(Protocol):
+    """What is used of FlashInfer's BatchPrefillWithRaggedKVCacheWrapper (0.6.11)."""
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        *,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+    ) -> None: ...
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor) -> object: ...
+
+
+class PagedPrefill(Protocol):
     """What is used of FlashInfer's BatchPrefillWithPagedKVCacheWrapper (0.6.11)."""
 
     def plan(
@@ -49,6 +70,13 @@ class Prefill(Protocol):
     ) -> None: ...
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> object: ...
+
+
+class Prefill(NamedTuple):
+    """The two wrappers that share a step's rows."""
+
+    paged: PagedPrefill
+    ragged: RaggedPrefill
 
 
 def is_served(spec: AttentionSpec) -> bool:
@@ -74,10 +102,6 @@ class PagedRows(NamedTuple):
 
 def paged_rows(step: AttentionStep, group: int, block_size: int, *, pinned: bool) -> PagedRows:
     """The step's rows with their pages in cache group `group`."""
-
-    def ints(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, pin_memory=pinned)
-
     lengths = step.context_lens
     counts = [-(-length // block_size) for length in lengths]
     starts = list(itertools.accumulate(counts, initial=0))
@@ -85,17 +109,29 @@ def paged_rows(step: AttentionStep, group: int, block_size: int, *, pinned: bool
     tables = zip(step.page_tables[group], counts, strict=True)
     torch.cat([table[:count] for table, count in tables], out=pages)
     return PagedRows(
-        query_starts=ints(step.query_starts),
-        page_starts=ints(starts),
+        query_starts=_ints(step.query_starts, pinned),
+        page_starts=_ints(starts, pinned),
         pages=pages,
-        last_page_lens=ints([(length - 1) % block_size + 1 for length in lengths]),
-        context_lens=ints(lengths),
+        last_page_lens=_ints([(length - 1) % block_size + 1 for length in lengths], pinned),
+        context_lens=_ints(lengths, pinned),
     )
 
 
+def _ints(values: list[int], pinned: bool) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, pin_memory=pinned)
+
+
+def num_continued(step: AttentionStep) -> int:
+    """So many rows, from the first on, hold all those that have a past before this step."""
+    spans = itertools.pairwise(step.query_starts)
+    pairs = zip(spans, step.context_lens, strict=True)
+    past = [i for i, ((begin, end), length) in enumerate(pairs, 1) if length > end - begin]
+    return past[-1] if past else 0
+
+
 class _Turn:
-    """A wrapper and the end of its plan's copy to the device, which reads a pinned buffer of the
-    wrapper: the next plan must not write there before.
+    """Wrappers and the end of their plans' copies to the device, which read pinned buffers of the
+    wrappers: the next plan must not write there before.
     """
 
     def __init__(self, prefill: Prefill, device: torch.device) -> None:
@@ -114,8 +150,8 @@ class _Turn:
 
 
 class GroupPrefill:
-    """Prefill of one cache group's layers. Two wrappers take turns, so that a step can be planned
-    while the device has yet to copy the plan of the one before.
+    """Prefill of one cache group's layers. Two pairs of wrappers take turns, so that a step can be
+    planned while the device has yet to copy the plan of the one before.
     """
 
     def __init__(self, index: int, spec: AttentionSpec, pages: Tensor, make: Callable[[], Prefill]):
@@ -126,33 +162,71 @@ class GroupPrefill:
         self._device, self._dtype = pages.device, pages.dtype
         self._turns = itertools.cycle([_Turn(make(), pages.device) for _ in range(2)])
         self._planned: Prefill | None = None
+        self._num_paged = 0
 
     def plan(self, step: AttentionStep) -> None:
-        spec, turn = self._spec, next(self._turns)
-        is_cuda = self._device.type == "cuda"
-        rows = paged_rows(step, self._index, self._block_size, pinned=is_cuda)
+        turn, count = next(self._turns), num_continued(step)
         turn.begin()
-        turn.prefill.plan(
+        if count:
+            self._plan_paged(turn.prefill.paged, _first_rows(step, count))
+        if count < len(step.context_lens):
+            starts = step.query_starts[count:]
+            self._plan_ragged(turn.prefill.ragged, [start - starts[0] for start in starts])
+        turn.end()
+        self._planned, self._num_paged = turn.prefill, step.query_starts[count]
+
+    def _plan_paged(self, prefill: PagedPrefill, step: AttentionStep) -> None:
+        spec = self._spec
+        rows = paged_rows(step, self._index, self._block_size, pinned=self._is_cuda)
+        prefill.plan(
             rows.query_starts, rows.page_starts, rows.pages, rows.last_page_lens,
             spec.num_heads, spec.num_kv_heads, spec.head_dim, self._block_size,
             causal=True, sm_scale=spec.scale, q_data_type=self._dtype, seq_lens=rows.context_lens,
             max_token_per_sequence=max(b - a for a, b in itertools.pairwise(step.query_starts)),
         )  # fmt: skip
-        turn.end()
-        self._planned = turn.prefill
 
-    def run(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-        """Attend with the planned rows' queries, all of `queries`, into `out`."""
+    def _plan_ragged(self, prefill: RaggedPrefill, starts: list[int]) -> None:
+        spec, bounds = self._spec, _ints(starts, self._is_cuda)
+        prefill.plan(
+            bounds, bounds, spec.num_heads, spec.num_kv_heads, spec.head_dim,
+            causal=True, sm_scale=spec.scale, q_data_type=self._dtype,
+        )  # fmt: skip
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._device.type == "cuda"
+
+    def run(
+        self,
+        queries: Tensor,
+        new: tuple[Tensor, Tensor],
+        pages: tuple[Tensor, Tensor],
+        out: Tensor,
+    ) -> None:
+        """Attend with the planned rows' queries, all of `queries`, into `out`. `new`: keys and
+        values of the same tokens.
+        """
         assert self._planned is not None, "run before plan"
-        self._planned.run(queries, (keys, values), out=out)
+        n = self._num_paged
+        if n:
+            self._planned.paged.run(queries[:n], pages, out=out[:n])
+        if n < queries.shape[0]:
+            self._planned.ragged.run(queries[n:], new[0][n:], new[1][n:], out=out[n:])
 
     def warm_up(self, keys: Tensor, values: Tensor) -> None:
-        """Load the kernel, by a query of nothing to whatever is in page 0."""
-        first = torch.zeros(1, dtype=torch.int64)
-        self.plan(AttentionStep([0, 1], [1], [[first]] * (self._index + 1)))
-        shape = 1, self._spec.num_heads, self._spec.head_dim
-        query = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self.run(query, keys, values, torch.empty_like(query))
+        """Load the kernels, by queries of nothing to whatever is in page 0."""
+        first = torch.zeros(2, dtype=torch.int64)
+        self.plan(AttentionStep([0, 1, 2], [2, 1], [[first, first]] * (self._index + 1)))
+        query, key = (
+            torch.zeros(2, heads, self._spec.head_dim, dtype=self._dtype, device=self._device)
+            for heads in (self._spec.num_heads, self._spec.num_kv_heads)
+        )
+        self.run(query, (key, key), (keys, values), torch.empty_like(query))
+
+
+def _first_rows(step: AttentionStep, count: int) -> AttentionStep:
+    tables = [group[:count] for group in step.page_tables]
+    return AttentionStep(step.query_starts[: count + 1], step.context_lens[:count], tables)
 
 
 class FlashInferAttention(TritonAttention):
@@ -186,14 +260,28 @@ class FlashInferAttention(TritonAttention):
             for prefill in self._prefills:
                 prefill.plan(host)
 
+    def _attends_own_keys(self, layer: int, sinks: Tensor | None) -> bool:
+        return self._prefill(layer, sinks) is not None
+
     def _attend_chunks(
-        self, queries: Tensor, layer: int, chunks: DeviceStep, sinks: Tensor | None, out: Tensor
+        self,
+        queries: Tensor,
+        new: tuple[Tensor, Tensor],
+        layer: int,
+        chunks: DeviceStep,
+        sinks: Tensor | None,
+        out: Tensor,
     ) -> None:
-        prefill = self._prefill_of.get(layer) if self._is_planned and sinks is None else None
+        prefill = self._prefill(layer, sinks)
         if prefill is None:
-            super()._attend_chunks(queries, layer, chunks, sinks, out)
+            super()._attend_chunks(queries, new, layer, chunks, sinks, out)
             return
         assert self._step is not None, "attention before plan_device"
         own = slice(self._step.num_decodes, self._step.num_tokens)
-        paged = self._layers[layer]
-        prefill.run(queries[own], paged.keys, paged.values, out[own])
+        paged, (keys, values) = self._layers[layer], new
+        pages = paged.keys, paged.values
+        prefill.run(queries[own], (keys[own], values[own]), pages, out[own])
+
+    def _prefill(self, layer: int, sinks: Tensor | None) -> GroupPrefill | None:
+        """What serves the layer in this step, if FlashInfer does."""
+        return self._prefill_of.get(layer) if self._is_planned and sinks is None else None

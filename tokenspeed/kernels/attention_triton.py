@@ -87,16 +87,29 @@ class TritonAttention:
             room = self._workspaces[layer]
             paged_decode.launch(q, k, v, paged, self._decodes, room, sinks, prologue, out)
         if self._chunks is not None:
-            queries = kv_store.launch(q, k, v, paged, step, prologue)
-            self._attend_chunks(queries, layer, self._chunks, sinks, out)
+            own = prologue is not None and self._attends_own_keys(layer, sinks)
+            keys = torch.empty(k.shape, dtype=k.dtype, device=k.device) if own else None
+            queries = kv_store.launch(q, k, v, paged, step, prologue, keys)
+            new = (k if keys is None else keys), v
+            self._attend_chunks(queries, new, layer, self._chunks, sinks, out)
         if q.shape[0] > step.num_tokens:
             out[step.num_tokens :].zero_()
         return out
 
+    def _attends_own_keys(self, layer: int, sinks: Tensor | None) -> bool:
+        """Does `_attend_chunks` read the step's keys elsewhere than in the pages?"""
+        return False
+
     def _attend_chunks(
-        self, queries: Tensor, layer: int, chunks: DeviceStep, sinks: Tensor | None, out: Tensor
+        self,
+        queries: Tensor,
+        new: tuple[Tensor, Tensor],
+        layer: int,
+        chunks: DeviceStep,
+        sinks: Tensor | None,
+        out: Tensor,
     ) -> None:
         """The rows behind the decodes, whose keys and values are in the pages: `queries` [>= T, Hq,
-        D] into the same places of `out`.
+        D] into the same places of `out`. `new`: the step's keys and values, [>= T, Hkv, D].
         """
         paged_prefill.launch(queries, self._layers[layer], chunks, sinks, out)

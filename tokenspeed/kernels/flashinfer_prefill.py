@@ -1,4 +1,5 @@
-"""FlashInfer itself, 0.6.11: paged causal prefill by FlashAttention-3. Importing it takes seconds.
+"""FlashInfer itself, 0.6.11: causal prefill by FlashAttention-3, of pages and of a step's own keys.
+Importing it takes seconds.
 
 The kernel is made for a dtype and a head size. Where no build of it comes with the package (as
 flashinfer-jit-cache does) or is kept, FlashInfer compiles it when it is first planned: for five
@@ -10,7 +11,10 @@ from __future__ import annotations
 import torch
 from flashinfer.jit import env
 from flashinfer.jit.core import JitSpec
-from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+)
 
 from tokenspeed.kernels.attention_flashinfer import Prefill
 from tokenspeed.kernels.flashinfer_builds import offer_kept, watch
@@ -20,8 +24,12 @@ watch(JitSpec)
 
 
 def make_prefill(device: torch.device) -> Prefill:
-    """A wrapper for one cache group: layout [pages, page size, heads, head size]."""
+    """Wrappers for one cache group: layouts [pages, page size, heads, head size] and [tokens,
+    heads, head size].
+    """
     # FlashAttention-3 never splits a row's keys, which is what this workspace is for in others.
     workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
-    wrapper: Prefill = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3")
-    return wrapper
+    return Prefill(
+        paged=BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3"),
+        ragged=BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3"),
+    )

@@ -2,7 +2,8 @@
 
 One launch for q, k and v: k is normed and turned on its way into the cache, v is copied, q comes
 back normed and turned. Without a prologue q is left alone. Shapes: q [T, Hq, D], k and v
-[T, Hkv, D].
+[T, Hkv, D]. Whoever attends to the step's own keys without a detour through pages gives
+`own_keys` [T, Hkv, D], which gets them as they are stored.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ _ELEMENTS = 1024
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, layer: PagedLayer, step: DeviceStep, prologue: Prologue | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: PagedLayer,
+    step: DeviceStep,
+    prologue: Prologue | None,
+    own_keys: Tensor | None = None,
 ) -> Tensor:
     """The queries as attention takes them; keys and values of the step are in the cache after."""
     if prologue is not None:
         q, k = prologue_reference(q, k, prologue)
+    if own_keys is not None:
+        own_keys[: step.num_tokens] = k[: step.num_tokens]
     places = places_of(layer, step)
     layer.keys.flatten(0, 1).index_copy_(0, places, k[: step.num_tokens])
     layer.values.flatten(0, 1).index_copy_(0, places, v[: step.num_tokens])
@@ -33,11 +42,12 @@ def reference(
 
 
 def _kv_store_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, q_weight, k_weight, cos, sin, out, keys, values, table, slots, positions, token_rows,
+    q, k, v, q_weight, k_weight, cos, sin, out, own_keys, keys, values, table,
+    slots, positions, token_rows,
     q_token, q_head, k_token, k_head, v_token, v_head, cos_token, sin_token, table_slot, eps,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr,
-    EARLY: tl.constexpr,
+    OWN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of one token: program (token, part). The first parts are of k and v, the others
     of q.
@@ -62,6 +72,8 @@ def _kv_store_kernel(  # type: ignore[no-untyped-def]
             D, HALF, BLOCK, NORM, ROPE,
         )  # fmt: skip
         tl.store(keys + place, new_k, mask=mask)
+        if OWN:
+            tl.store(own_keys + (token * HKV + head[:, None]) * D + i, new_k, mask=mask)
         new_v = tl.load(v + token * v_token + head[:, None] * v_head + i, mask=mask)
         tl.store(values + place, new_v, mask=mask)
     else:
@@ -78,11 +90,20 @@ _kernel = jit(_kv_store_kernel, varying=("slots", "positions", "token_rows"))
 
 
 def launch(
-    q: Tensor, k: Tensor, v: Tensor, layer: PagedLayer, step: DeviceStep, prologue: Prologue | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: PagedLayer,
+    step: DeviceStep,
+    prologue: Prologue | None,
+    own_keys: Tensor | None = None,
 ) -> Tensor:
     """As `reference`. With a prologue, queries of tokens behind the step's are left undefined."""
     assert_heads("kv_store", q, k, v, layer, step)
     assert_rows("kv_store", q, k, v, layer.keys)
+    assert own_keys is None or (own_keys.shape == k.shape and own_keys.is_contiguous()), (
+        f"kv_store: keys {k.shape} into {own_keys.shape}"
+    )
     operands = operands_of("kv_store", q, prologue)
     num_heads, num_kv_heads, size = q.shape[1], k.shape[1], q.shape[2]
     block = block_of(size)
@@ -91,12 +112,13 @@ def launch(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if prologue else q
     early = launches_early()
     _kernel[step.num_tokens, parts](
-        q, k, v, *operands[:4], out, layer.keys, layer.values, layer.table,
+        q, k, v, *operands[:4], out, out if own_keys is None else own_keys,
+        layer.keys, layer.values, layer.table,
         step.slots, step.positions, step.token_rows,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         operands.cos_token, operands.sin_token, layer.table.stride(0), operands.eps,
         HQ=num_heads, HKV=num_kv_heads, D=size, BLOCK=block, PAGE=layer.block_size, HEADS=height,
-        **operands.flags, EARLY=early, num_warps=max(1, min(4, height * block // 256)),
+        **operands.flags, OWN=own_keys is not None, EARLY=early, num_warps=max(1, min(4, height * block // 256)),
         launch_pdl=early,
     )  # fmt: skip
     return out
