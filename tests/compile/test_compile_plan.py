@@ -51,6 +51,10 @@ def assert_equal_to_module(program: Program, model: torch.nn.Module, size: int) 
         assert torch.equal(run.embed(ids), x)
         assert torch.equal(run.forward(x, positions), hidden)
     assert torch.equal(run.head(hidden), model.head(hidden))
+    for rows in ([size - 1], [0, size // 2], list(range(size))):
+        with one_sequence():
+            chosen = run.forward(x, positions, torch.tensor(rows))
+        torch.testing.assert_close(chosen, hidden[rows], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])

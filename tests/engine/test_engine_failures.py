@@ -34,9 +34,10 @@ class Faulty:
         self._is_poisoned = ids == POISON
         return self._real.embed(ids)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         hidden = self._real.forward(x, positions)
-        return self.spoil(hidden) if self._is_poisoned.any() else hidden
+        hidden = self.spoil(hidden) if self._is_poisoned.any() else hidden
+        return hidden if rows is None else hidden[rows]
 
     def head(self, rows: Tensor) -> Tensor:
         return self._real.head(rows)

@@ -29,8 +29,8 @@ class Compiling:
                 pass
         return self._real.embed(ids)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self._real.forward(x, positions)
+    def forward(self, x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        return self._real.forward(x, positions, rows)
 
     def head(self, rows: Tensor) -> Tensor:
         return self._real.head(rows)

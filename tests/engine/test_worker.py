@@ -29,12 +29,13 @@ class Arithmetic:
     def embed(self, ids: Tensor) -> Tensor:
         return ids[:, None].float()
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
         if self.failing:
             raise RuntimeError("not now")
         self.seen.append((x[:, 0].long().tolist(), positions.tolist()))
         x = torch.where(x == self.broken_token, torch.nan, x)
-        return torch.cat([x, positions[:, None].float()], dim=1)
+        hidden = torch.cat([x, positions[:, None].float()], dim=1)
+        return hidden if rows is None else hidden[rows]
 
     def head(self, rows: Tensor) -> Tensor:
         self.head_rows.append(len(rows))

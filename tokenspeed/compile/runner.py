@@ -7,7 +7,7 @@ use. A step is then one loop without a look-up by name, the same for eager and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -57,9 +57,12 @@ class Executable:
         """Token ids [T] -> x [T, hidden]."""
         return self._embed(ids)
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [T, hidden] and positions [T] -> hidden states [T, hidden]."""
-        return self._forward(x, positions)
+    def forward(self, x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        """x [T, hidden] and positions [T] -> hidden states [T, hidden], or those of the tokens
+        `rows` alone, int64 [R] with R > 0: what comes behind the last sequence call works token by
+        token, and then on no others.
+        """
+        return self._forward(x, positions, rows=rows)
 
     def head(self, rows: Tensor) -> Tensor:
         """Hidden states [N, hidden] -> logits [N, vocabulary]."""
@@ -89,25 +92,33 @@ class _Function:
                 self._initial.append(None)
         self._result = self._slots[plan.output]
         self._inputs = slice(1, 1 + num_inputs)
+        self._tail = _tail(plan)
+        self._tail_slots = sorted(self._slots[arg] for arg in _read_by_tail(plan, self._tail))
         dead = _dead_values(plan)
         self._steps = [
             self._step(number, row, pieces, dead[number]) for number, row in enumerate(plan.rows)
         ]
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor, rows: Tensor | None = None) -> Tensor:
         values = self._initial.copy()
         values[0] = inputs[0].shape[0]
         values[self._inputs] = inputs
         with torch.no_grad():
-            for run, pick, begin, end, dead in self._steps:
-                if end:
-                    values[begin:end] = run(*pick(values))
-                else:
-                    values[begin] = run(*pick(values))
-                for slot in dead:
-                    values[slot] = None
+            if rows is None:
+                _run(self._steps, values)
+            else:
+                _run(self._steps[: self._tail], values)
+                self._choose(values, rows)
+                _run(self._steps[self._tail :], values)
         result: Tensor = values[self._result]
         return result
+
+    def _choose(self, values: list[Any], rows: Tensor) -> None:
+        """Leave `rows` alone of all tokens that the tail reads."""
+        total, values[0] = values[0], rows.shape[0]
+        for slot in self._tail_slots:
+            assert values[slot].shape[0] == total, f"{values[slot].shape} is not by token"
+            values[slot] = values[slot][rows]
 
     def _step(self, number: int, row: Row, pieces: Mapping[str, Piece], dead: list[Value]) -> _Step:
         slots = tuple(self._slots[arg] for arg in row.args)
@@ -117,6 +128,30 @@ class _Function:
         if isinstance(row, PieceCall):
             return pieces[row.piece], pick, begin, begin + row.num_outputs, freed
         return SEQUENCE_CALLS[row.op].run, pick, begin, 0, freed
+
+
+def _run(steps: Sequence[_Step], values: list[Any]) -> None:
+    for run, pick, begin, end, dead in steps:
+        if end:
+            values[begin:end] = run(*pick(values))
+        else:
+            values[begin] = run(*pick(values))
+        for slot in dead:
+            values[slot] = None
+
+
+def _tail(plan: FunctionPlan) -> int:
+    """Where the rows behind the last sequence call begin."""
+    calls = [number for number, row in enumerate(plan.rows) if not isinstance(row, PieceCall)]
+    return calls[-1] + 1 if calls else 0
+
+
+def _read_by_tail(plan: FunctionPlan, tail: int) -> set[Argument]:
+    """The tensors of tokens that rows from `tail` on, or the caller, take from those before."""
+    read = {arg for row in plan.rows[tail:] for arg in row.args} | {plan.output}
+    return {
+        arg for arg in read if isinstance(arg, Input) or (isinstance(arg, Value) and arg.row < tail)
+    }
 
 
 def _bind(weight: Weight, weights: Mapping[str, Tensor]) -> Tensor:

@@ -10,15 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-def send(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def send(
+    values: Sequence[Any] | np.ndarray[Any, Any],
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
     """Numbers (nested lists make dimensions) as a tensor on the device."""
+    numbers = torch.from_numpy(np.array(values)).to(dtype)  # torch.tensor is three times slower
     if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+        return numbers
+    pinned = torch.empty(numbers.shape, dtype=dtype, pin_memory=True).copy_(numbers)
+    return pinned.to(device, non_blocking=True)
 
 
 class Fetch:

@@ -86,10 +86,11 @@ class PrefillGraphs:
     def _forward(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         query = self._slots.query(self._numbers, size)
         self._attention.plan_device(device_step(query, ROWS + 1, size, self._slots.max_len))
-        with forward_context(self._attention):
-            hidden = self._executable.forward(self._executable.embed(query.ids), query.positions)
         last = (query.ends[:ROWS] - 1).clamp(min=0)
-        return self._executable.head(hidden[last]), query.lengths[:ROWS], query.slots[:ROWS]
+        with forward_context(self._attention):
+            x = self._executable.embed(query.ids)
+            hidden = self._executable.forward(x, query.positions, last)
+        return self._executable.head(hidden), query.lengths[:ROWS], query.slots[:ROWS]
 
 
 def device_step(

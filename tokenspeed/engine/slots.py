@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,7 +76,7 @@ class Slots:
         count = len(start.token_ids)
         assert 0 < count <= self.max_len, f"slot {start.slot} cannot hold {count} tokens"
         self.tokens[start.slot, :count] = send(start.token_ids, self.device, torch.int32)
-        self.lengths[start.slot] = count
+        self.lengths[start.slot].fill_(count)  # an assignment would wait for the device
         self._starts[start.slot] = start
 
     def of(self, row: Row) -> SlotStart:
@@ -91,18 +92,21 @@ class Slots:
         for row in rows:
             assert row.start + row.num_tokens + row.sample <= self.max_len, f"no room for {row}"
         for group, table in enumerate(self.tables):
-            places = [
-                (row.slot, row.page_starts[group] + i, page)
-                for row in rows
-                for i, page in enumerate(row.pages[group])
-            ]
-            if not places:
+            slots: list[int] = []
+            indices: list[int] = []
+            pages: list[int] = []
+            for row in rows:
+                first, new = row.page_starts[group], row.pages[group]
+                slots += [row.slot] * len(new)
+                indices += range(first, first + len(new))
+                pages += new
+            if not pages:
                 continue
-            slots, indices, pages = torch.tensor(places).unbind(1)
-            table[slots, indices] = pages
+            places = np.array((slots, indices, pages))
+            table.numpy()[places[0], places[1]] = places[2]
             if self.device_tables:
-                slots, indices, pages = send(places, self.device).unbind(1)
-                self.device_tables[group][slots, indices] = pages.int()
+                on_device = send(places, self.device)
+                self.device_tables[group][on_device[0], on_device[1]] = on_device[2].int()
 
     def page_tables(self, rows: Sequence[Row]) -> list[list[Tensor]]:
         """By group and row: the page ids that the row's tokens and their past stand in."""

@@ -112,19 +112,22 @@ class Worker:
             found = self._launch_graph(self._graphs, batch.rows, starts)
             if found is not None:
                 return Step(self, batch, starts, *found, [None] * len(starts))
-        ends = _ends(batch.rows)
         query = self.slots.inputs(batch.rows)
-        self._plan_attention(batch.rows, ends, query)
+        self._plan_attention(batch.rows, query)
+        last = query.ends - 1
+        scored = any(start.params.prompt_logprobs is not None for start in starts)
         with forward_context(self._attention):
             x = self._executable.embed(query.ids)
-            hidden = self._executable.forward(x, query.positions)
-        prompt_scores = [
-            self._score_prompt(row, start, hidden[end - row.num_tokens : end])
-            for row, start, end in zip(batch.rows, starts, ends, strict=True)
-        ]
-        sampled = self._sampled_rows(batch.rows, starts, query, hidden)
-        unsampled = [end - 1 for row, end in zip(batch.rows, ends, strict=True) if not row.sample]
-        others = hidden[send(unsampled, self._device)] if unsampled else None
+            rows = None if scored or last.shape == query.ids.shape else last
+            hidden = self._executable.forward(x, query.positions, rows)
+        prompt_scores: list[Scores | None] = [None] * len(starts)
+        if scored:
+            prompt_scores = [
+                self._score_prompt(row, start, hidden[end - row.num_tokens : end])
+                for row, start, end in zip(batch.rows, starts, _ends(batch.rows), strict=True)
+            ]
+            hidden = hidden[last]
+        sampled, others = self._sampled_rows(batch.rows, starts, query, hidden)
         return Step(self, batch, starts, sampled, others, prompt_scores)
 
     def _launch_graph(
@@ -159,8 +162,8 @@ class Worker:
         )
         return sampled, others
 
-    def _plan_attention(self, rows: list[Row], ends: list[int], query: QueryTokens) -> None:
-        contexts = [row.start + row.num_tokens for row in rows]
+    def _plan_attention(self, rows: list[Row], query: QueryTokens) -> None:
+        contexts, ends = [row.start + row.num_tokens for row in rows], _ends(rows)
         if isinstance(self._attention, HostAttention):
             tables = self.slots.page_tables(rows)
             self._attention.plan(AttentionStep([0, *ends], contexts, tables))
@@ -187,20 +190,26 @@ class Worker:
 
     def _sampled_rows(
         self, rows: list[Row], starts: list[SlotStart], query: QueryTokens, hidden: Tensor
-    ) -> _SampledRows | None:
-        """Only the last query token of each sampled row goes through the head."""
+    ) -> tuple[_SampledRows | None, Tensor | None]:
+        """The sampled rows, and the hidden states of the others: `hidden` [R, H] are those of each
+        row's last query token.
+        """
         chosen = [i for i, row in enumerate(rows) if row.sample]
-        if not chosen:
-            return None
-        which = slice(None) if len(chosen) == len(rows) else send(chosen, self._device)
-        last = query.ends[which] - 1
-        return _SampledRows(
+        which: slice | Tensor = slice(None)
+        others: Tensor | None = None
+        if len(chosen) < len(rows):
+            others = hidden[send([i for i, row in enumerate(rows) if not row.sample], self._device)]
+            if not chosen:
+                return None, others
+            which = send(chosen, self._device)
+        sampled = _SampledRows(
             starts=[starts[i] for i in chosen],
             slots=query.slots[which],
             lengths=query.lengths[which],
             bound=max(rows[i].start + rows[i].num_tokens for i in chosen),
-            logits=self._executable.head(hidden[last]),
+            logits=self._executable.head(hidden[which]),
         )
+        return sampled, others
 
     def _score_prompt(self, row: Row, start: SlotStart, hidden: Tensor) -> Scores | None:
         """`hidden` [n, H] are the row's own; nothing is done unless its request asks."""

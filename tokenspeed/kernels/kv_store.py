@@ -118,7 +118,7 @@ def launch(
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         operands.cos_token, operands.sin_token, layer.table.stride(0), operands.eps,
         HQ=num_heads, HKV=num_kv_heads, D=size, BLOCK=block, PAGE=layer.block_size, HEADS=height,
-        **operands.flags, OWN=own_keys is not None, EARLY=early, num_warps=max(1, min(4, height * block // 256)),
-        launch_pdl=early,
+        **operands.flags, OWN=own_keys is not None, EARLY=early,
+        num_warps=max(1, min(4, height * block // 256)), launch_pdl=early,
     )  # fmt: skip
     return out
