@@ -40,7 +40,13 @@ from tokenspeed.kernels.small_linear import (
     norm_gate_up,
     norm_linear,
 )
-from tokenspeed.kernels.small_linear_tuning import TOKENS, make_call, microseconds, tune
+from tokenspeed.kernels.small_linear_tuning import (
+    TOKENS,
+    made_up_weights,
+    make_call,
+    microseconds,
+    tune,
+)
 
 WEIGHT_BYTES = 256 << 20
 EPS = 1e-6
@@ -72,11 +78,6 @@ MODELS = {
 def draw(*shape: int) -> Tensor:
     """About as large as the weights of a model."""
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
-
-
-def weights_for(site: Site) -> list[Tensor]:
-    count = max(2, -(-WEIGHT_BYTES // (2 * site.num_rows * site.size)))
-    return [draw(site.num_rows, site.size) for _ in range(count)]
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -208,7 +209,9 @@ def main() -> None:
     times: dict[tuple[Site, int], dict[Tile | None, float]] = {}
     for name in args.models:
         began = time.perf_counter()
-        weights = {site: weights_for(site) for site in MODELS[name].sites()}
+        weights = {
+            site: made_up_weights(site, torch.device("cuda")) for site in MODELS[name].sites()
+        }
         times.clear()
         table = tune(
             weights,

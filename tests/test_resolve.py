@@ -58,6 +58,7 @@ def value(resolution: Resolution, name: str) -> Any:
         ({}, HOPPER, SMALL, "attention_backend", "triton", "not flashinfer: it serves head size"),
         ({}, LAPTOP, SMALL, "level", None, "open: 1 if the compile cache has the program, else 0"),
         ({}, HOPPER, QWEN, "level", 2, "on CUDA"),
+        ({"level": 3}, HOPPER, QWEN, "level", 3, None),
         ({"attention_backend": "torch"}, HOPPER, QWEN, "level", 1, "torch's attention cannot be"),
         ({}, LAPTOP, SMALL, "compile_ranges", (0,), "on a CPU: one range"),
         ({}, HOPPER, QWEN, "compile_ranges", (32,), "on CUDA: few tokens have kernels"),
@@ -96,6 +97,7 @@ def test_what_is_open_is_settled_and_why_is_said(
     ("options", "machine", "model", "says"),
     [
         ({"device": "cuda"}, LAPTOP, SMALL, "--device cuda: torch sees no CUDA device here"),
+        ({"level": 3}, LAPTOP, SMALL, "-O3 measures CUDA kernels, and there is no CUDA device"),
         ({"level": 2}, LAPTOP, SMALL, "-O2 replays CUDA graphs, and there is no CUDA device here"),
         (
             {"level": 2, "attention_backend": "torch"},
@@ -175,8 +177,8 @@ def test_what_has_no_effect_is_noted() -> None:
 
 
 def test_levels_say_why_they_cannot_be_had() -> None:
-    assert [problem is None for _, _, problem in levels("cpu", "torch")] == [True, True, False]
-    assert [problem for _, _, problem in levels("cuda", "flashinfer")] == [None] * 3
+    assert [problem is None for _, _, problem in levels("cpu", "torch")] == [True] * 2 + [False] * 2
+    assert [problem for _, _, problem in levels("cuda", "flashinfer")] == [None] * 4
     assert all("use triton" in str(problem) for _, _, problem in levels("cuda", "torch")[2:])
 
 

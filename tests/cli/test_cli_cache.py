@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     runner = SimpleNamespace(
         run=lambda action, config, **arguments: found.append((action, config, arguments)) or 5,
-        warmup=lambda configs, export: found.append((configs, export)) or 6,
+        warmup=lambda configs, export, **options: found.append((configs, export, options)) or 6,
     )
     monkeypatch.setitem(sys.modules, "tokenspeed.engine.cache_commands", runner)
     monkeypatch.setitem(sys.modules, "tokenspeed.engine.warmup", runner)
@@ -85,10 +85,11 @@ def test_a_real_action_takes_them() -> None:
         ("cache import a b --trust", "import: takes one FILE, got 2"),
         ("cache import f", "an archive is code, which starts will run as you: give --sha256"),
         ("cache import f --sha256 abc", "must be 64 hexadecimal digits, got 'abc'"),
-        ("warmup --levels 7", "--levels must be one of: 0, 1, 2; got 7"),
+        ("warmup --levels 7", "--levels must be one of: 0, 1, 2, 3; got 7"),
         ("warmup --dtype int8", "--dtype must be one of: auto, "),
         ("warmup a b", "takes one model"),
         ("warmup --port 1", "unknown flag --port"),
+        ("warmup --dump-passes d --dtype float32 half", "one program: give one --dtype"),
     ],
 )
 def test_refusals_are_one_line(
@@ -103,7 +104,8 @@ def test_refusals_are_one_line(
 def test_a_warmup_is_for_each_dtype_and_level(calls: list[tuple[Any, ...]]) -> None:
     words = "warmup m --dtype float32 --levels 1 --dtype bfloat16 half --export f"
     assert main(words.split()) == 6
-    ((configs, export),) = calls
+    ((configs, export, options),) = calls
+    assert options == {"autotune": False}
     assert [each.model.dtype for each in configs] == ["float32", "bfloat16", "half"]
     assert {(each.model.model, each.compile.level) for each in configs} == {("m", 1)}
     assert export == "f"
@@ -115,15 +117,23 @@ def test_a_warmup_takes_what_serve_takes(
     (tmp_path / "s.yaml").write_text("dtype: bfloat16\nmodel: m\nport: 1\n")
     monkeypatch.setenv("TOKENSPEED_CACHE_DIR", "/c")
     assert main(["warmup", "--config", str(tmp_path / "s.yaml"), "-O0"]) == 6
-    (((config,), export),) = calls
+    (((config,), export, _),) = calls
     assert (config.model.dtype, config.model.model, config.compile.level) == ("bfloat16", "m", 0)
     assert (config.compile.cache_dir, export) == ("/c", None)
+
+
+def test_a_warmup_measures_and_dumps_if_asked_to(calls: list[tuple[Any, ...]]) -> None:
+    assert main("warmup m --autotune --dump-passes d --compile-ranges 8".split()) == 6
+    (((config,), _, options),) = calls
+    assert options == {"autotune": True}
+    assert (config.compile.dump_passes, config.compile.compile_ranges) == ("d", (8,))
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ("warmup --help", "--levels N ..."),
+        ("warmup --help", "--autotune"),
         ("cache", "import FILE"),
         ("cache --help", "--older-than AGE"),
         ("cache import --help", "--sha256 DIGEST"),

@@ -13,6 +13,8 @@ from engine_tiny import tiny_config
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import GRAPHS, Damaged, Entry, read_entry
 from tokenspeed.compile.explanation import Explanation, explanation_of
+from tokenspeed.engine import warmup
+from tokenspeed.engine.compile_job import CompileFailed, CompileJob
 from tokenspeed.engine.explain import explain
 from tokenspeed.engine.explain_text import places_in_short, text_of
 from tokenspeed.options import ConfigError
@@ -134,3 +136,30 @@ def test_places_in_short() -> None:
     assert places_in_short(places) == "a.py:9 > b.py:4,12, c.py:1"
     assert places_in_short(places, 1) == "a.py:9 > b.py:4,12, and 1 more"
     assert places_in_short([]) == ""
+
+
+def test_what_is_in_the_cache_is_compiled_once_more_for_a_dump(
+    tiny_model: str, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere: the entry stays, and what is compiled for the graphs does not."""
+    jobs: list[CompileJob] = []
+
+    class Child:
+        def __init__(self, job: CompileJob) -> None:
+            jobs.append(job)
+
+        def wait(self, progress: object) -> CompileFailed:
+            return CompileFailed("not here")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(warmup, "CompileChild", Child)
+    options = {"cache_dir": str(tiny_cache), "dump_passes": str(tmp_path / "dump")}
+    assert explain(tiny_config(tiny_model, **options), as_json=False, html=None) == 1
+    (job,) = jobs
+    assert job.config.compile.dump_passes == options["dump_passes"]
+    assert job.root != str(tiny_cache) and not Path(job.root).exists()
+    assert (tmp_path / "dump").is_dir() and CompileCache(tiny_cache).entry_folders()
+    with pytest.raises(ConfigError, match="--dump-passes /dev/null/dump"):
+        config = tiny_config(tiny_model, **options | {"dump_passes": "/dev/null/dump"})
+        explain(config, as_json=False, html=None)

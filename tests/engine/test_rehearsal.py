@@ -108,6 +108,23 @@ def test_warmup_rehearses_where_it_is_asked_to(
     assert len(asked) == 1, "nothing is chosen in bfloat16"
 
 
+def test_on_cuda_autotune_rehearses_the_level_that_measures(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = warmup.wanted(config)
+    levels: list[int | None] = []
+
+    def fake(job: Rehearsal, progress: object) -> Rehearsed:
+        levels.append(job.config.compile.level)
+        return Rehearsed(1.0, ())
+
+    monkeypatch.setattr(warmup, "rehearse", fake)
+    monkeypatch.setattr(warmup, "wanted", lambda config: found)
+    monkeypatch.setattr(ServedModel, "device", torch.device("cuda"))
+    assert [warmup.warmup([config]), warmup.warmup([config], autotune=True)] == [0, 0]
+    assert levels == [config.compile.level, 3]
+
+
 def test_a_rehearsal_that_fails_is_a_warmup_that_does(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: Callable[[], str]
 ) -> None:

@@ -22,7 +22,9 @@ from pass_graphs import (
 from torch import Tensor, nn
 
 from tokenspeed.compile import torch_api
+from tokenspeed.compile.graphs import Graphs, PieceGraphs, ops_of
 from tokenspeed.compile.matcher import pass_manager
+from tokenspeed.engine.tile_tables import sites_of
 from tokenspeed.kernels.rms_norm import rms_norm_reference
 from tokenspeed.passes import PIPELINE, Stage
 from tokenspeed.passes.manager import PassManager
@@ -58,6 +60,19 @@ def test_every_linear_layer_is_fused(architecture: str, dtype: torch.dtype) -> N
         assert not any("mm" in str(node.target) for node in slot.after.graph.nodes)
         assert not any(report.is_short for report in slot.manager.reports)
         slot.assert_equal()
+
+
+def test_the_receipt_names_the_layers_that_can_be_tuned() -> None:
+    """And their weights are the model's."""
+    piece = pieces_of(captured_forward("LlamaForCausalLM", BF16))[1]
+    view = PieceGraphs(after=ops_of(through_slot(piece, manager()).after.graph))
+    sites = sites_of(Graphs(pieces={"piece": {"0-32": view}}))
+    assert {site.kind for site in sites} == {"norm_linear", *BLOCK}
+    values = [torch_api.example_value(node) for node in placeholders(piece)]
+    shapes = {str(list(value.shape)) for value in values if isinstance(value, Tensor)}
+    for site, last in sites.items():
+        assert str([site.num_rows, site.size]) in shapes
+        assert (site.dtype, last) == ("bfloat16", 32)
 
 
 @pytest.mark.long

@@ -137,9 +137,9 @@ TABLE: Table = {
         granted("--prefill-graph-capture-sizes", _PREFILL_GRAPHS, takes=_MANY),
         granted(
             "--compilation-config -cc",
-            "levels decide: -O0 runs eagerly, -O1 compiles, -O2 records CUDA graphs",
+            "levels decide: -O0 runs eagerly, -O1 compiles, -O2 records CUDA graphs, -O3 tunes",
         ),
-        always("--disable-autotune", "nothing is tuned at a start"),
+        always("--disable-autotune", "GPU kernels are tuned at -O3 only"),
         either("--disable-pdl --enable-nvtx", "kernels are launched plainly, one after another"),
         always("--disable-tf32", "float32 is computed in float32"),
         granted("--sampling-backend", "one sampler, with all parameters, on the device"),

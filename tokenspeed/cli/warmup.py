@@ -32,22 +32,29 @@ with; what is in the cache already is not compiled again.
 Examples
   tokenspeed warmup ./folder                              for this machine, as serve would run it
   tokenspeed warmup ./folder --dtype bfloat16 float32     for two dtypes
+  tokenspeed warmup ./folder --autotune                   and measure, so that no start has to
   tokenspeed warmup ./folder --export folder.tar          and everything in one file, for others
 """
 
 _OWN = {
     "--dtype DTYPE ...": "compile for each of these (may be repeated)",
     "--levels N ...": "compile for each of these optimisation levels [1]",
+    "--autotune": "measure which linear kernel is fastest for each layer, and keep the table: on "
+    "CUDA that of -O3, on a CPU that of a first start",
     "--export FILE": "write what a start with these settings needs into one archive; its SHA-256 "
     "is printed",
 }
 
 _NOT_OURS = {option.name for option in options_of(ServerConfig)} - {"log_level"}
-_NOT_OURS |= {"dtype", "dump_passes"}
+_NOT_OURS |= {"dtype"}
 
 COMMAND = Command(
     options=tuple(option for option in OPTIONS.values() if option.name not in _NOT_OURS),
-    own={**COMMON, "--dtype": Takes.MANY, "--levels": Takes.MANY, "--export": Takes.ONE},
+    own={
+        **COMMON,
+        **{"--dtype": Takes.MANY, "--levels": Takes.MANY},
+        **{"--autotune": Takes.NOTHING, "--export": Takes.ONE},
+    },
     headings=tuple(heading for heading in TABLE if heading != "Server"),
 )
 
@@ -67,7 +74,8 @@ def main(argv: list[str]) -> int:
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:
         logger.info("%s", note)
-    status: int = importlib.import_module(_RUNNER).warmup(configs, export)
+    autotune = "--autotune" in resolved.own
+    status: int = importlib.import_module(_RUNNER).warmup(configs, export, autotune=autotune)
     return status
 
 
@@ -77,6 +85,8 @@ def _configs(resolved: Resolved) -> Iterator[Config]:
     level = 1 if config.compile.level is None else config.compile.level
     levels = _entries("--levels", "level", resolved.own.get("--levels", (str(level),)))
     dtypes = _entries("--dtype", "dtype", resolved.own.get("--dtype", (config.model.dtype,)))
+    if config.compile.dump_passes is not None and len(set(dtypes)) > 1:
+        raise ConfigError("--dump-passes writes the graphs of one program: give one --dtype")
     for dtype in dtypes:
         for level in levels:
             yield dataclasses.replace(

@@ -3,7 +3,8 @@
     level 0                 planned here, run eagerly
     level 1, a cache hit    loaded by a thread, while the weights are
     level 1, a miss         compiled by a process, while the weights are loaded; then loaded
-    level 2, level 3        as level 1; CUDA graphs are made later, of whatever runs
+    level 2                 as level 1; CUDA graphs are made later, of whatever runs
+    level 3                 as level 2; before that, tiles of linear kernels are measured, or read
     no level, on a CPU      level 1, but a miss runs eagerly and the log says so
 
 Whatever goes wrong with a cache or a compiler costs speed, and a warning; never the start, unless
@@ -38,6 +39,7 @@ from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJo
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.native import obtain_native
+from tokenspeed.engine.tile_tables import TileKernels, machine_name
 from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
 from tokenspeed.models.blocks import pack
@@ -61,7 +63,7 @@ class Obtained:
 
     program: Program
     level: str
-    linear: LinearKernels | None = None
+    linear: LinearKernels | TileKernels | None = None
 
 
 def target_of(model: ServedModel, config: Config) -> Target:
@@ -100,7 +102,7 @@ def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
     disabled_passes(config)  # a typing error is one at every level
     settings = config.compile
     if settings.dump_passes is not None:
-        _check_dump(settings)
+        check_dump(settings)
     if settings.level == 0:
         if settings.require_cache:
             raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
@@ -108,7 +110,8 @@ def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
     return PendingProgram(model, _Compiled(model, config))
 
 
-def _check_dump(settings: CompileConfig) -> None:
+def check_dump(settings: CompileConfig) -> None:
+    """Make the folder of `--dump-passes`. Raises ConfigError where nothing can be written to it."""
     if settings.level == 0:
         raise ConfigError("--dump-passes is about passes, and -O0 runs none")
     if settings.require_cache:
@@ -269,7 +272,11 @@ class _Compiled:
         return None
 
     def _obtained(self, program: Program, how: str, entry: Entry) -> Obtained:
-        linear = LinearKernels(self._native.result(), entry) if self._native else None
+        linear: LinearKernels | TileKernels | None = None
+        if self._native:
+            linear = LinearKernels(self._native.result(), entry)
+        elif self._model.settings.compile.level == 3:
+            linear = TileKernels(entry, machine_name())
         return Obtained(program, f"level 1 ({how})", linear)
 
 

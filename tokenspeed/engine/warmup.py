@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +27,7 @@ from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.native import obtain_native
-from tokenspeed.engine.program import chooses_linear, target_of
+from tokenspeed.engine.program import check_dump, chooses_linear, target_of
 from tokenspeed.engine.rehearsal import Rehearsal, RehearsalFailed, rehearse
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -37,8 +39,8 @@ _MIB = 1 << 20
 
 def warmup(configs: Sequence[Config], export: str | None = None, autotune: bool = False) -> int:
     """Compile what each of these settings would run, where the cache does not have it, and with
-    `autotune` measure its linear kernels on a CPU; then write all of it into an archive. The exit
-    code. Raises ConfigError for settings that cannot be taken.
+    `autotune` measure its linear kernels (on CUDA for -O3); then write all of it into an archive.
+    The exit code. Raises ConfigError for settings that cannot be taken.
     """
     if export is not None:
         check_target("--export", export)
@@ -98,30 +100,38 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
 
 def filled(cache: CompileCache, config: Config, autotune: bool = False) -> Entry:
     """The entry for these settings, made if there is none; and what a start needs beside it."""
+    settings = config.compile
+    if settings.dump_passes is not None:
+        check_dump(settings)
     model, facts = wanted(config)
     what = f"{model.source.name} on {model.device} in {model.dtype_name}"
     found = cache.find(facts)
     if isinstance(found, Entry):
         logger.info("%s: in the cache already, %s", what, found.folder)
         entry = found
+        if settings.dump_passes is not None:
+            _dump(config, model, facts, what)
     else:
         logger.info("%s: %s", what, found.reason)
         if reason := cache.why_unwritable():
             raise CompileError(f"nothing can be stored: {reason}; set --cache-dir")
-        job = CompileJob(
-            config=config,
-            root=str(cache.root),
-            digest=digest_of(facts),
-            num_threads=torch.get_num_threads(),
-            in_blocks=bool(model.layout),
-        )
-        entry = _compiled(cache, job, facts, what)
+        entry = _compiled(cache, config, model, facts, what)
     chooses = chooses_linear(target_of(model, config))
     if chooses:
         obtain_native(config)
-    if model.device.type == "cuda" or (autotune and chooses):
+    if model.device.type == "cuda":
+        tuned = replace(config, compile=replace(settings, level=3))
+        _rehearsed(tuned if autotune else config, what)
+    elif autotune and chooses:
         _rehearsed(config, what)
     return entry
+
+
+def _dump(config: Config, model: ServedModel, facts: Facts, what: str) -> None:
+    """Compile what the cache has once more, for the graphs that the compiler writes on its way."""
+    logger.info("%s: compiled once more for --dump-passes, and not kept", what)
+    with tempfile.TemporaryDirectory(prefix="tokenspeed-dump-") as place:
+        _compiled(CompileCache(Path(place)), config, model, facts, what)
 
 
 def _rehearsed(config: Config, what: str) -> None:
@@ -136,7 +146,16 @@ def _rehearsed(config: Config, what: str) -> None:
     logger.info("%s: a start rehearsed in %.1f s: %s", what, done.seconds, made)
 
 
-def _compiled(cache: CompileCache, job: CompileJob, facts: Facts, what: str) -> Entry:
+def _compiled(
+    cache: CompileCache, config: Config, model: ServedModel, facts: Facts, what: str
+) -> Entry:
+    job = CompileJob(
+        config=config,
+        root=str(cache.root),
+        digest=digest_of(facts),
+        num_threads=torch.get_num_threads(),
+        in_blocks=bool(model.layout),
+    )
     child = CompileChild(job)
     try:
         with _Progress(what) as progress:

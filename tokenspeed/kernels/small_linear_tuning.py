@@ -43,8 +43,22 @@ _SKINNY = (
     Tile("skinny", rows=128, warps=8, size=64, stages=4),
     Tile("skinny", rows=128, warps=4, size=64, stages=4),
 )
+_WEIGHT_BYTES = 256 << 20
+"""More than the caches of any GPU hold."""
+
 _ENOUGH_PROGRAMS = 264
 """For a device of 132 multiprocessors: with fewer, programs may share the columns."""
+
+
+def made_up_weights(site: Site, device: torch.device) -> list[Tensor]:
+    """Weights [N, K] about as large as a model's, enough of them that together they exceed the
+    caches.
+    """
+    dtype: torch.dtype = getattr(torch, site.dtype)
+    shape = (site.num_rows, site.size)
+    count = max(2, -(-_WEIGHT_BYTES // (dtype.itemsize * site.num_rows * site.size)))
+    scale = site.size**-0.5
+    return [torch.randn(shape, device=device, dtype=dtype) * scale for _ in range(count)]
 
 
 def make_call(site: Site, w: Tensor, num_tokens: int) -> LinearCall:
