@@ -32,6 +32,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if nothing had been compiled in this process, on a machine with a GPU."""
     monkeypatch.setattr(device_kernels, "surroundings", lambda device: FACTS)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(device_kernels, "load_driver", lambda: None)
     for name in ("_home", "_place"):
         monkeypatch.setattr(device_kernels, name, None)
     monkeypatch.setattr(flashinfer_builds, "_kept", None)
@@ -88,6 +89,20 @@ def test_what_a_start_compiles_the_next_one_finds(
     assert [at.name for at in triton_folder().iterdir()] == [triton_kernel().key]
     name = flashinfer_build().files["name"].decode()
     assert flashinfer_builds.is_built(name) and not flashinfer_builds.is_built("other")
+
+
+def test_the_driver_is_loaded_from_there(
+    config: Config, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
+) -> None:
+    places: list[Path] = []
+
+    def load() -> None:
+        places.append(triton_folder())
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(device_kernels, "load_driver", load)
+    use_kept_kernels(config)
+    assert places == [triton_folder()] and log() == "", "who launches a kernel will say it"
 
 
 def test_folders_of_the_user_are_used(

@@ -27,7 +27,8 @@ usage: tokenspeed warmup [MODEL] [options]
 
 Compile MODEL into the cache that `tokenspeed serve` takes programs from. No weights are needed or
 read: config.json, or the metadata of a GGUF file, is enough. Give the options that you will serve
-with; what is in the cache already is not compiled again.
+with; what is in the cache already is not compiled again. On CUDA a start is then rehearsed with
+made-up weights, for the kernels that it launches: that takes the GPU memory of a start.
 
 Examples
   tokenspeed warmup ./folder                              for this machine, as serve would run it

@@ -21,6 +21,7 @@ from tokenspeed.compile.kernel_store import environment_of
 from tokenspeed.compile.key import surroundings
 from tokenspeed.config import Config
 from tokenspeed.kernels import flashinfer_builds
+from tokenspeed.kernels.triton_jit import load_driver
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
@@ -56,6 +57,7 @@ def use_kept_kernels(config: Config) -> None:
     _home, _place = home, place
     if _is_ours(TRITON_VARIABLE):
         os.environ[TRITON_VARIABLE] = str(home.triton)
+        _load_driver()
     if _is_ours(FLASHINFER_VARIABLE):
         os.environ[FLASHINFER_VARIABLE] = str(home.workspace)
         flashinfer_builds.use_kept(home.builds)
@@ -65,6 +67,14 @@ def keep_kernels() -> None:
     """Keep what was compiled so far; what comes later is kept when the process ends."""
     if _home is not None and (new := _home.keep()):
         logger.info("%d compiled GPU kernels are kept with the compile cache", len(new))
+
+
+def _load_driver() -> None:
+    try:
+        with span("kernels.kept"):
+            load_driver()
+    except Exception as error:  # whoever launches a kernel will say what is wrong
+        logger.debug("Triton's driver: %s", error)
 
 
 def _is_ours(variable: str) -> bool:

@@ -43,6 +43,15 @@ _LENGTHS = (1, 24, 100, 700, 3000)
 
 _NUM_NEW = 4
 
+_WAYS = (
+    SamplingParams(temperature=0.0, ignore_eos=True),
+    SamplingParams(temperature=1.0, ignore_eos=True),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, ignore_eos=True),
+    SamplingParams(temperature=0.0, logprobs=5, prompt_logprobs=1, ignore_eos=True),
+    SamplingParams(temperature=1.0, presence_penalty=0.5, repetition_penalty=1.1, min_tokens=2),
+)
+"""Of sampling: each takes other kernels."""
+
 Progress = Callable[[str, str], None]
 
 
@@ -62,13 +71,14 @@ def run(config: Config, progress: Progress) -> None:
 
 
 def serve(engine: Engine) -> None:
-    """Serve prompts of several lengths, one by one and then together, greedy and drawn. Raises
+    """Serve prompts of several lengths, sampled in every way, one by one and then together. Raises
     RuntimeError if one fails.
     """
     longest = min(_LENGTHS[-1], engine.ready.max_model_len - _NUM_NEW)
     lengths = sorted({min(length, longest) for length in _LENGTHS if longest > 0})
-    alone = [[_request(engine, length, number)] for number, length in enumerate(lengths)]
-    together = [_request(engine, length, len(lengths)) for length in lengths]
+    places = [lengths[min(at, len(lengths) - 1)] for at in range(len(_WAYS))]
+    alone = [[_request(engine, length, at)] for at, length in enumerate(places)]
+    together = [_request(engine, length, at + len(_WAYS)) for at, length in enumerate(places)]
     for requests in (*alone, together):
         for request in requests:
             engine.add(request)
@@ -80,9 +90,9 @@ def serve(engine: Engine) -> None:
 
 def _request(engine: Engine, length: int, number: int) -> GenerateRequest:
     """No prompt is the beginning of another: what is in the prefix cache would not be computed."""
-    ids = [(number * 7 + length + place) % engine.ready.vocab_size for place in range(length)]
-    params = SamplingParams(max_tokens=_NUM_NEW, temperature=float(number % 2), ignore_eos=True)
-    return GenerateRequest(id=f"{number}-{length}", prompt_ids=ids, params=params, seed=number)
+    ids = [(number * 7 + place) % engine.ready.vocab_size for place in range(length)]
+    params = msgspec.structs.replace(_WAYS[number % len(_WAYS)], max_tokens=_NUM_NEW)
+    return GenerateRequest(id=str(number), prompt_ids=ids, params=params, seed=number)
 
 
 def _with_made_up_weights(config: Config) -> Config:

@@ -26,6 +26,7 @@ __all__ = [
     "heads_of",
     "jit",
     "launches_early",
+    "load_driver",
     "tl",
 ]
 
@@ -48,6 +49,15 @@ def jit(kernel: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
     shall not care whether it is 1 or a multiple of 16: it would compile a kernel for each case.
     """
     return triton.jit(kernel, do_not_specialize=list(varying)) if HAS_KERNELS else kernel
+
+
+def load_driver() -> object:
+    """Have Triton load the module by which it talks to the device (or compile it, for half a
+    second), from the cache that it has now. Else it does so when it first needs it, which may be
+    while a program is loaded, whose objects have a cache of their own. Raises what Triton raises
+    without a compiler.
+    """
+    return triton.runtime.driver.active
 
 
 @functools.cache
