@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_the_end_of_a_process_keeps_and_tidies(root: Path) -> None:
     home.close()
     assert not place.exists() and kept(root) == all_kinds()
     assert CompileCache(root).entry_folders() == []
+
+
+def test_homes_of_killed_processes_are_swept_unless_one_still_lives(root: Path) -> None:
+    home = KernelHome(root, ENVIRONMENT)
+    left = root / "v1" / f"{PREFIX}left"
+    (left / "triton").mkdir(parents=True)
+    old = time.time() - 100_000
+    for path in (left, home.triton.parent):
+        os.utime(path, (old, old))
+    KernelHome(root, ENVIRONMENT).close()
+    assert not left.exists() and home.triton.is_dir()
+    home.close()
 
 
 def test_a_damaged_kernel_is_set_aside_and_made_anew(

@@ -6,7 +6,7 @@
 
 A home is a private copy of what is kept for this environment (`kernel_store.py`), of bytes that
 were checked: nothing else that somebody may write is loaded, two processes never meet in it, and
-what a killed one leaves is swept with the rest of its kind. What is new in it is kept when `keep`
+what a killed one leaves is swept a day later. What is new in it is kept when `keep`
 is called, and when the process ends.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenspeed.compile.cache import VERSION
+from tokenspeed.compile.cache import VERSION, CompileCache
 from tokenspeed.compile.entry import Damaged
 from tokenspeed.compile.kernel_store import (
     BUILD,
@@ -138,6 +138,9 @@ def _private_folder(root: Path) -> Path:
     try:
         own_folder(root)
         own_folder(root / VERSION)
+        CompileCache(
+            root
+        ).sweep()  # homes of killed processes: a start that finds all stores nothing
         return Path(tempfile.mkdtemp(prefix=PREFIX, dir=root / VERSION))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="tokenspeed-kernels-"))
