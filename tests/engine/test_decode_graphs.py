@@ -103,6 +103,29 @@ def test_a_second_phase_that_raises_appends_nothing(
     assert step(worker, *rows) == step(fresh, *rows)
 
 
+def test_recorded_rows_are_sampled_as_each_asks() -> None:
+    """Parameters move with their rows, and leave none behind."""
+    asked: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 2.0, "top_k": 5},
+        {"temperature": 2.0, "top_p": 0.6, "logprobs": 1},
+        {"temperature": 1.5, "min_p": 0.1, "repetition_penalty": 1.3},
+    ]
+    plain, recorded = make_worker()[0], make_worker(1, 2, 4)[0]
+    for worker in (plain, recorded):
+        for slot, params in enumerate(asked):
+            ids = [slot + 3, 2 * slot, 7]
+            starts = (begin(slot, ids, **params),)
+            step(worker, prefill(slot, 0, 3, sample=True), starts=starts)
+    places = [3] * len(asked)
+    for rows in ([0, 1], [3, 2], [2, 3], [0], [1, 2, 3], [2, 1, 3, 0], [4, 1], [2]) * 2:
+        batch = [decode(slot, places[slot]) for slot in rows]
+        assert step(plain, *batch) == step(recorded, *batch)
+        for slot in rows:
+            places[slot] += 1
+
+
 def test_the_next_input_is_the_one_on_the_device() -> None:
     """Two steps in flight: the second is launched before anybody saw the first's tokens."""
     worker, _ = make_worker(2)
@@ -226,7 +249,7 @@ def test_tokens_left_over_stand_in_scratch() -> None:
 def test_what_has_no_memory_is_not_recorded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither a graph that does not fit nor one of whose two halves one does not."""
+    """Neither a graph that does not fit nor one of whose three parts one does not."""
     worker, attention = make_worker()
     recordings = itertools.count()
 
@@ -234,7 +257,7 @@ def test_what_has_no_memory_is_not_recorded(
         def __init__(self, run: Any, pool: GraphPool) -> None:
             if (number := next(recordings)) in (0, 4):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            if number == 7:
+            if number == 8:
                 raise RuntimeError("CUDA error: out of memory")
             super().__init__(run, pool)
 

@@ -139,3 +139,15 @@ def test_greedy_ends_of_a_step(count: int, vocab_size: int) -> None:
     assert torch.equal(got_ids[good], want_ids[good])
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert ours[1][7] == 1 and torch.equal(ours[0][7], tokens[7]), "scratch was written"
+
+
+def test_appending_skips_faults_scratch_and_full_slots() -> None:
+    _, tokens, lengths, rows = greedy_case(7, 50)  # slot 7 is scratch
+    lengths[2] = 20
+    ids, fault = torch.arange(7) + 60, torch.tensor([0, 0, 1, 0, 0, 0, 0])
+    theirs, ours = (tokens.clone(), lengths.clone()), (tokens.clone(), lengths.clone())
+    greedy_step.append_reference(*theirs, rows, ids, fault)
+    greedy_step.launch_append(*ours, rows, ids, fault)
+    assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+    assert (ours[1] - lengths)[rows].tolist() == [1, 0, 0, 1, 0, 1, 0]
+    assert ours[0][5, 2] == 60 and ours[0][3, 7] == 63

@@ -20,6 +20,7 @@ from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import Progress, obtain_program
 from tokenspeed.engine.record_graphs import record_graphs
+from tokenspeed.engine.sampler import compile_kernels
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Worker
@@ -192,6 +193,7 @@ def _build_worker(
     )
     attention = pending.result(groups, pool, slots)
     graphs = record_graphs(config.compile, executable, attention, slots, progress)
+    compile_kernels(vocab_size, pool.keys[0].dtype, device)  # the cache's is the model's
     keep_kernels()
     worker = Worker(
         executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs

@@ -1,15 +1,17 @@
 """Decode steps as graphs: every row has one query token, so a step is known by its size alone.
 
     forward   row slots -> next input ids and positions -> pages, attention -> hidden -> logits
-    sample    logits -> greedy ids, appended to the slots: for steps in which no row asks for more
+    choose    logits -> likeliest ids, appended to the slots: for steps in which all rows are greedy
+    draw      logits -> sampled ids, appended to the slots: each row as its request asks
 
-Both are recorded for some batch sizes. A step takes the next larger one; the rows that are left
+All are recorded for some batch sizes. A step takes the next larger one; the rows that are left
 over stand in the scratch slot. Everything a graph needs is read from the slots on the device, so a
 step sends nothing but the slots of its rows, and those only when they change.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,11 +22,11 @@ from torch import Tensor
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
 from tokenspeed.engine.pinned import send
-from tokenspeed.engine.sampler import Sampled
+from tokenspeed.engine.sampler import Sampled, SamplingPlan
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
-from tokenspeed.kernels.greedy_step import begin_rows, end_rows
-from tokenspeed.kernels.sample_rows import NOT_FINITE
+from tokenspeed.kernels.greedy_step import append_rows, begin_rows, end_rows
+from tokenspeed.kernels.sample_rows import NOT_FINITE, RowParams, sample_rows
 
 
 class Executable(Protocol):
@@ -40,7 +42,8 @@ class UniformStep:
     """What the graphs of one size work on: logits [B, V] in the model's dtype, lengths [B]."""
 
     forward: Recording
-    sample: Recording
+    choose: Recording
+    draw: Recording
 
     @property
     def logits(self) -> Tensor:
@@ -71,6 +74,15 @@ class DecodeGraphs:
         self._row_slots = torch.full((largest,), slots.scratch, device=device)
         self._order = torch.arange(largest + 1, dtype=torch.int32, device=device)
         self._held: list[int] = []
+        self._params = RowParams(
+            temperature=torch.zeros(largest, device=device),
+            top_k=torch.zeros(largest, dtype=torch.int32, device=device),
+            top_p=torch.ones(largest, device=device),
+            log_min_p=torch.full((largest,), -math.inf, device=device),
+            seeds=torch.zeros(largest, dtype=torch.int64, device=device),
+            samples=torch.zeros(largest, dtype=torch.int64, device=device),
+        )
+        self._asked: RowParams | None = None
 
     @torch.inference_mode()
     def record(self, size: int) -> None:
@@ -81,12 +93,16 @@ class DecodeGraphs:
             return self._forward(size)
 
         recorded = Recording(forward, self._pool)
-        logits = recorded.results[0]
+        logits, lengths = recorded.results
 
         def choose() -> tuple[Tensor, ...]:
             return self._choose(size, logits)
 
-        self._steps[size] = UniformStep(recorded, Recording(choose, self._pool))
+        def draw() -> tuple[Tensor, ...]:
+            return self._draw(size, logits, lengths)
+
+        recordings = (Recording(run, self._pool) for run in (choose, draw))
+        self._steps[size] = UniformStep(recorded, *recordings)
 
     @property
     def sizes(self) -> list[int]:
@@ -105,13 +121,30 @@ class DecodeGraphs:
         step.forward.replay()
         return step.logits[:count], step.lengths[:count], self._row_slots[:count]
 
-    def sample(self, count: int) -> Sampled:
-        """Enqueue greedy sampling of what `forward` just left, and append it to the slots."""
+    def sample(self, plan: SamplingPlan) -> Sampled:
+        """Enqueue sampling of what `forward` just left, and append it to the slots. The plan, for
+        as many rows, has no edits.
+        """
+        count = len(plan.params.seeds)
         size = padded_size(self.sizes, count)
         assert size is not None and count == len(self._held), "sample() of another step"
-        self._steps[size].sample.replay()
-        ids, status = self._steps[size].sample.results
+        step = self._steps[size]
+        if not plan.is_greedy:
+            self._ask(plan.params)
+        recorded = step.choose if plan.is_greedy else step.draw
+        recorded.replay()
+        ids, status = recorded.results
         return Sampled(ids=ids[:count], status=status[:count])
+
+    def _ask(self, params: RowParams) -> None:
+        """Make `params` those of the next replay; the rows that are left over cost the least."""
+        if params is self._asked:
+            return
+        count = len(params.seeds)
+        for kept, new in zip(self._params, params, strict=True):
+            kept[:count].copy_(new)
+        self._params.temperature[count:] = 0.0
+        self._asked = params
 
     def _hold(self, slots: list[int]) -> None:
         """Make `slots` the rows of the next replay. Mostly they are those of the last."""
@@ -147,3 +180,9 @@ class DecodeGraphs:
         slots = self._slots
         ids, is_bad = end_rows(logits, slots.tokens, slots.lengths, self._row_slots[:size])
         return ids, is_bad * NOT_FINITE
+
+    def _draw(self, size: int, logits: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        slots, params = self._slots, (each[:size] for each in self._params)
+        ids, status = sample_rows(logits, lengths, *params, False, False)
+        append_rows(slots.tokens, slots.lengths, self._row_slots[:size], ids, status)
+        return ids, status

@@ -19,6 +19,7 @@ from tokenspeed.batch import SlotStart
 from tokenspeed.engine.edits import LogitEdits, make_edits
 from tokenspeed.engine.pinned import send
 from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, RowParams, sample_rows
+from tokenspeed.kernels.score_rows import score_rows
 
 ERRORS = {
     NOT_FINITE: "the model produced NaN logits",
@@ -38,11 +39,6 @@ class SamplingPlan:
     params: RowParams
     is_greedy: bool
     """All rows are."""
-
-    @property
-    def is_plain(self) -> bool:
-        """The likeliest token of each row, and nothing else."""
-        return self.is_greedy and self.edits is None
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,21 @@ def _row_params(starts: Sequence[SlotStart], vocab_size: int, device: torch.devi
         seeds=send([start.seed for start in starts], device),
         samples=send([start.sample_index for start in starts], device),
     )
+
+
+@torch.inference_mode()
+def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the kernels that any request may ask for, for logits of `dtype`, before one does."""
+    if device.type != "cuda":
+        return
+    ids = torch.zeros(1, dtype=torch.int64, device=device)
+    nothing = torch.zeros(1, device=device)
+    params = RowParams(nothing, nothing.int(), nothing + 1, nothing - math.inf, ids, ids)
+    for each, bans in ((dtype, False), (torch.float32, True)):
+        logits = torch.zeros(1, vocab_size, dtype=each, device=device)
+        sample_rows(logits, ids, *params, bans, False)
+    for with_top in (False, True):
+        score_rows(logits.to(dtype), ids, with_top)
 
 
 def sample(

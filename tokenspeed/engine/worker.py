@@ -268,8 +268,8 @@ class Step:
 
     def _sample(self, rows: _SampledRows, masks: Tensor | None) -> None:
         plan = self._worker.sampling_plan(rows.starts)
-        if rows.graphs is not None and plan.is_plain and masks is None:
-            sampled = rows.graphs.sample(len(rows.starts))
+        if rows.graphs is not None and plan.edits is None and masks is None:
+            sampled = rows.graphs.sample(plan)
         else:
             slots = self._worker.slots
             tokens = slots.tokens[:, : rows.bound]

@@ -1,7 +1,8 @@
-"""The two ends of a decode step whose rows are all greedy, a kernel or two each.
+"""The two ends of a recorded decode step, a kernel or two each.
 
     begin_rows     row slots -> next input ids, positions, lengths     before the embedding
-    end_rows       logits -> ids, appended to the slots                after the head
+    end_rows       logits -> likeliest ids, appended to the slots      after the head
+    append_rows    ids -> appended to the slots                        after other ways to sample
 
 In plain torch each is a dozen small kernels, which a step of half a millisecond notices. Sizes: B
 rows, S slots of L tokens, V words. `tokens` is int32 [S, L]; `lengths`, `rows` (the slot of each
@@ -48,13 +49,20 @@ def end_reference(logits: Tensor, tokens: Tensor, lengths: Tensor, rows: Tensor)
     """
     is_bad = ~logits.float().sum(dim=-1).isfinite()
     ids = logits.float().max(dim=-1).indices
+    append_reference(tokens, lengths, rows, ids, is_bad)
+    return RowOutputs(ids, is_bad.long())
+
+
+def append_reference(
+    tokens: Tensor, lengths: Tensor, rows: Tensor, ids: Tensor, fault: Tensor
+) -> None:
+    """Append `ids` where `fault` is 0 and there is room, in place."""
     known = lengths[rows]
-    accepted = ~is_bad & (rows != tokens.shape[0] - 1)
+    accepted = (fault == 0) & (rows != tokens.shape[0] - 1) & (known < tokens.shape[1])
     places = known.clamp(max=tokens.shape[1] - 1)
     kept = tokens[rows, places].long()
     tokens[rows, places] = torch.where(accepted, ids, kept).to(torch.int32)
     lengths[rows] = torch.where(accepted, known + 1, known)
-    return RowOutputs(ids, is_bad.long())
 
 
 @jit
@@ -95,6 +103,22 @@ def _best_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
+def _append(tokens, lengths, slot, token, is_kept, L, SCRATCH):  # type: ignore[no-untyped-def]
+    length = tl.load(lengths + slot)
+    is_kept &= (slot != SCRATCH) & (length < L)
+    tl.store(tokens + slot * L + length, token, mask=is_kept)
+    tl.store(lengths + slot, length + 1, mask=is_kept)
+
+
+@jit
+def _append_kernel(tokens, lengths, rows, ids, faults, L, SCRATCH):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    token = tl.load(ids + row).to(tl.int32)
+    is_kept = tl.load(faults + row) == 0
+    _append(tokens, lengths, tl.load(rows + row), token, is_kept, L, SCRATCH)
+
+
+@jit
 def _end_kernel(  # type: ignore[no-untyped-def]
     best, where, bad, tokens, lengths, rows, ids, is_bad, PARTS, L, SCRATCH,
     BLOCK: tl.constexpr,
@@ -108,11 +132,7 @@ def _end_kernel(  # type: ignore[no-untyped-def]
     fault = tl.max(tl.load(bad + row * PARTS + i, mask=mask, other=0), axis=0)
     top = tl.max(highest, axis=0)
     token = tl.min(tl.where((highest == top) & mask, place, 2147483647), axis=0)
-    slot = tl.load(rows + row)
-    length = tl.load(lengths + slot)
-    is_kept = (fault == 0) & (slot != SCRATCH) & (length < L)
-    tl.store(tokens + slot * L + length, token, mask=is_kept)
-    tl.store(lengths + slot, length + 1, mask=is_kept)
+    _append(tokens, lengths, tl.load(rows + row), token, fault == 0, L, SCRATCH)
     tl.store(ids + row, token.to(tl.int64))
     tl.store(is_bad + row, fault.to(tl.int64))
 
@@ -148,6 +168,18 @@ def launch_end(logits: Tensor, tokens: Tensor, lengths: Tensor, rows: Tensor) ->
     return result
 
 
+def launch_append(
+    tokens: Tensor, lengths: Tensor, rows: Tensor, ids: Tensor, fault: Tensor
+) -> None:
+    _check(tokens, lengths, rows)
+    assert ids.shape == fault.shape == rows.shape and ids.dtype == fault.dtype == torch.int64, (
+        f"ids {ids.dtype} {list(ids.shape)} and faults {fault.dtype} {list(fault.shape)} of rows"
+    )
+    _append_kernel[rows.shape[0],](
+        tokens, lengths, rows, ids, fault, tokens.shape[1], tokens.shape[0] - 1, num_warps=1
+    )
+
+
 def _check(tokens: Tensor, lengths: Tensor, rows: Tensor) -> None:
     assert tokens.dtype == torch.int32 and tokens.is_contiguous(), "tokens: int32 [S, L], dense"
     assert lengths.dtype == rows.dtype == torch.int64, "lengths and rows are int64"
@@ -166,3 +198,9 @@ def end_rows(logits: Tensor, tokens: Tensor, lengths: Tensor, rows: Tensor) -> R
     """
     run = launch_end if HAS_KERNELS and tokens.is_cuda else end_reference
     return run(logits, tokens, lengths, rows)
+
+
+def append_rows(tokens: Tensor, lengths: Tensor, rows: Tensor, ids: Tensor, fault: Tensor) -> None:
+    """Append `ids` [B] to the rows' slots where `fault` (int64 [B]) is 0."""
+    run = launch_append if HAS_KERNELS and tokens.is_cuda else append_reference
+    run(tokens, lengths, rows, ids, fault)
