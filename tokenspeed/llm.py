@@ -14,7 +14,6 @@ import itertools
 import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, cast
@@ -25,20 +24,19 @@ from tqdm import tqdm
 from tokenspeed.config import GROUPS, OPTIONS, Config, make_config
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.interrupts import hold_interrupts
 from tokenspeed.log import logger
 from tokenspeed.options import options_of, suggest
 from tokenspeed.request import (
     MAX_SEED,
     CompletionOutput,
-    FinishReason,
     GenerateRequest,
     InvalidRequest,
     RequestDelta,
     RequestOutput,
     SamplingParams,
-    TokenLogprob,
 )
-from tokenspeed.text.output import OutputText
+from tokenspeed.text.output import OutputText, Sample
 from tokenspeed.text.text_side import load_text_side
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -47,33 +45,6 @@ Message = dict[str, Any]
 
 _BAR_S = 0.2
 """How often the speeds beside the progress bar change."""
-
-
-@dataclass
-class _Sample:
-    """One sequence on its way."""
-
-    text_side: OutputText
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-    def push(self, delta: RequestDelta) -> bool:
-        """Take a delta; whether the engine must be told to stop."""
-        new = self.text_side.push(delta)
-        self.text += new.text
-        self.token_ids += new.token_ids
-        self.logprobs += new.logprobs or []
-        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
-        if delta.error is not None:
-            logger.warning("request %s failed: %s", delta.request_id, delta.error)
-        return new.must_abort
 
 
 class LLM:
@@ -202,7 +173,7 @@ class LLM:
     ) -> list[RequestOutput]:
         groups = [self._requests(ids, each) for ids, each in zip(prompts, params, strict=True)]
         requests = [request for group in groups for request in group]
-        samples = {each.id: _Sample(OutputText(self._text.tokenizer, each)) for each in requests}
+        samples = {each.id: Sample() for each in requests}
         hidden = None if use_tqdm is None else not use_tqdm  # None: unless on a terminal
         with tqdm(total=len(groups), desc="Processed prompts", disable=hidden) as bar:
             self._run(requests, samples, _Bar(bar, groups))
@@ -231,20 +202,33 @@ class LLM:
             for index in range(params.n)
         ]
 
-    def _run(self, requests: list[GenerateRequest], samples: dict[str, _Sample], bar: _Bar) -> None:
-        """Run until all have ended. Nothing is left in the engine, however this ends."""
+    def _run(self, requests: list[GenerateRequest], samples: dict[str, Sample], bar: _Bar) -> None:
+        """Run until all have ended. Nothing is left in the engine, however this ends: Ctrl-C waits
+        for the end of a step. A second one does not, and closes.
+        """
         engine = self.engine
-        try:
-            for request in requests:
-                engine.add(request)
-            while engine.has_work:
-                for delta in engine.step():
-                    sample = samples[delta.request_id]
-                    if sample.push(delta):
-                        engine.abort([delta.request_id])
-                    bar.add(delta, sample)
-        finally:
-            engine.abort([key for key, sample in samples.items() if sample.finish_reason is None])
+        outputs = {each.id: OutputText(self._text.tokenizer, each) for each in requests}
+        with hold_interrupts() as interrupts:
+            try:
+                for request in requests:
+                    engine.add(request)
+                while engine.has_work:
+                    for delta in engine.step():
+                        sample = samples[delta.request_id]
+                        new = outputs[delta.request_id].push(delta)
+                        sample.push(new, delta)
+                        if delta.error is not None:
+                            logger.warning("request %s failed: %s", delta.request_id, delta.error)
+                        if new.must_abort:
+                            engine.abort([delta.request_id])
+                        bar.add(delta, sample)
+                    interrupts.deliver()
+            finally:
+                if interrupts.is_forced:
+                    self.close()
+                else:
+                    engine.abort(key for key, each in samples.items() if not each.finish_reason)
+                    engine.step()  # what is in flight
 
 
 class _Bar:
@@ -258,7 +242,7 @@ class _Bar:
         self._num_in = 0
         self._num_out = 0
 
-    def add(self, delta: RequestDelta, sample: _Sample) -> None:
+    def add(self, delta: RequestDelta, sample: Sample) -> None:
         group = self._group_of[delta.request_id]
         if len(sample.token_ids) == len(delta.token_ids):  # its first
             self._num_in += len(group[0].prompt_ids)
@@ -276,7 +260,7 @@ class _Bar:
 
 
 def _output(
-    prompt: str | None, requests: list[GenerateRequest], samples: list[_Sample]
+    prompt: str | None, requests: list[GenerateRequest], samples: list[Sample]
 ) -> RequestOutput:
     outputs = []
     for index, (request, sample) in enumerate(zip(requests, samples, strict=True)):

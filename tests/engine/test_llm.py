@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +98,72 @@ def test_invalid_requests_are_refused_before_anything_runs(tiny: LLM) -> None:
     assert tiny.engine.stats.steps == steps and not tiny.engine.has_work
 
 
-def test_an_interrupted_run_leaves_nothing(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(bar: Any, *arguments: Any) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("overlap", [False, True], ids=["serial", "overlap"])
+@pytest.mark.parametrize(
+    "where", ["worker.Worker.launch", "worker.Step.result", "scheduler.Scheduler.commit"]
+)
+def test_an_interrupted_run_leaves_nothing(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch, where: str, overlap: bool
+) -> None:
+    llm = tiny_llm(tiny_model, disable_overlap_schedule=not overlap)
+    expected = ids(llm.generate([[5, 6], [7]], GREEDY))
+    module, kind, name = where.split(".")
+    owner = getattr(importlib.import_module(f"tokenspeed.engine.{module}"), kind)
+    real, calls = getattr(owner, name), itertools.count()
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tokenspeed.llm._Bar.add", interrupt)
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6], [7]], GREEDY)
+    assert next(calls) < 8, "it waits for the end of its step, not of the run"
+    assert not llm.engine.has_work
+    llm.engine.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert ids(llm.generate([[5, 6], [7]], GREEDY)) == expected
+
+
+def test_what_raises_outside_the_engine_leaves_nothing(
+    tiny: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bar: Any, *arguments: Any) -> None:
+        raise OSError("no terminal")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tokenspeed.llm._Bar.add", fail)
+        with pytest.raises(OSError, match="no terminal"):
             tiny.generate([[5, 6], [7]], GREEDY)
     assert not tiny.engine.has_work
     tiny.engine.check()
+
+
+def test_a_second_interrupt_does_not_wait(tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, reached = tiny_llm(tiny_model), []
+
+    def hang(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        signal.raise_signal(signal.SIGINT)
+        reached.append(2)
+
+    monkeypatch.setattr("tokenspeed.engine.worker.Worker.launch", hang)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]], GREEDY)
+    assert reached == [1]
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate([[5, 6]], GREEDY)
+
+
+def test_runs_in_other_threads_hold_nothing(tiny: LLM) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(tiny.generate([5, 6], GREEDY)))
+    thread.start()
+    thread.join()
+    assert ids(found[0]) == ids(tiny.generate([5, 6], GREEDY))
 
 
 def test_options_that_do_not_exist_or_cannot_be(tiny_model: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from msgspec import UNSET
 
 from tokenspeed.request import TokenLogprob
-from tokenspeed.server.generation import Piece, Sample
+from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
 from tokenspeed.server.logprobs import chat_logprobs, prompt_logprobs
 from tokenspeed.server.protocol_chat import (
@@ -21,6 +21,7 @@ from tokenspeed.server.protocol_chat import (
 )
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
+from tokenspeed.text.output import Sample
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -90,7 +91,7 @@ def _choice(request: ChatRequest, job: Job, index: int, sample: Sample) -> ChatC
         index=index,
         message=AssistantMessage(content=sample.text),
         logprobs=_logprobs(request, job, sample.logprobs),
-        finish_reason=sample.finish_reason,
+        finish_reason=str(sample.finish_reason),
         stop_reason=sample.stop_reason,
         token_ids=sample.token_ids if request.return_token_ids else UNSET,
     )

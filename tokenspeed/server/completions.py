@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from tokenspeed.request import TokenLogprob
-from tokenspeed.server.generation import Piece, Sample
+from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
 from tokenspeed.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tokenspeed.server.protocol_completions import (
@@ -20,6 +20,7 @@ from tokenspeed.server.protocol_completions import (
 )
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
+from tokenspeed.text.output import Sample
 from tokenspeed.text.tokenizer import Tokenizer
 
 
@@ -96,7 +97,7 @@ class _ChoiceWriter:
         num_top, scored = self._request.prompt_logprobs, sample.prompt_logprobs
         return msgspec.structs.replace(
             choice,
-            finish_reason=sample.finish_reason,
+            finish_reason=str(sample.finish_reason),
             stop_reason=sample.stop_reason,
             prompt_logprobs=prompt_logprobs(self._job.tokenizer, scored, num_top)
             if num_top is not None and scored is not None

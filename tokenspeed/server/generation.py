@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 
-from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
+from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
 from tokenspeed.server.state import ServerState
-from tokenspeed.text.output import OutputText, TextDelta
+from tokenspeed.text.output import OutputText, Sample, TextDelta
 from tokenspeed.text.tokenizer import Tokenizer
 
 
@@ -27,18 +27,6 @@ class Piece:
     index: int
     new: TextDelta
     raw: RequestDelta
-
-
-@dataclass(slots=True)
-class Sample:
-    """One finished sample."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    finish_reason: str = ""
-    stop_reason: str | int | None = None
 
 
 class UsageCount:
@@ -131,21 +119,10 @@ class Generation:
     async def collect(self, count: UsageCount) -> list[Sample]:
         """Wait for all samples. Raises what ended the generation."""
         samples = [Sample() for _ in self._requests]
-        texts: list[list[str]] = [[] for _ in self._requests]
         while not self.is_done:
             for piece in await self.take():
                 count.add(piece)
-                sample, new = samples[piece.index], piece.new
-                texts[piece.index].append(new.text)
-                sample.token_ids += new.token_ids
-                sample.logprobs += new.logprobs or []
-                if piece.raw.prompt_logprobs is not None:
-                    sample.prompt_logprobs = piece.raw.prompt_logprobs
-                if new.finish_reason is not None:
-                    sample.finish_reason = str(new.finish_reason)
-                    sample.stop_reason = new.stop_reason
-        for sample, parts in zip(samples, texts, strict=True):
-            sample.text = "".join(parts)
+                samples[piece.index].push(piece.new, piece.raw)
         return samples
 
     def fail(self, error: Exception) -> None:

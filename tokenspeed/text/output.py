@@ -103,3 +103,29 @@ class OutputText:
 
     def _stop_id(self, delta: RequestDelta) -> int | None:
         return delta.stop_token if delta.stop_token in self._params.stop_token_ids else None
+
+
+class Sample:
+    """One sequence as far as it has come: its deltas, joined."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def push(self, new: TextDelta, delta: RequestDelta) -> None:
+        """Take what `delta` added, and `new` shows of it."""
+        self._texts.append(new.text)
+        self.token_ids += new.token_ids
+        self.logprobs += new.logprobs or []
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
