@@ -55,3 +55,15 @@ def test_a_layer_is_known_by_all_but_its_index() -> None:
     a.attention.eps = 1e-5
     assert kind_of(a, 0) != before
     assert kind_of(b, 1) != kind_of(b.to(torch.bfloat16), 1)
+
+
+def test_a_private_attribute_sets_a_layer_apart_too() -> None:
+    layers = compile_tiny.Tiny("aa").layers
+    layers[1].attention._scale = 0.25
+    assert kind_of(layers[0], 0) != kind_of(layers[1], 1)
+
+
+def test_what_torch_keeps_in_a_module_does_not_set_a_layer_apart() -> None:
+    layers = compile_tiny.Tiny("aa").layers
+    layers[1].register_forward_hook(lambda *arguments: None)
+    assert kind_of(layers[0], 0) == kind_of(layers[1], 1)

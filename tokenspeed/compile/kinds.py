@@ -1,7 +1,7 @@
 """Which few layers to capture so that a plan of any depth can be made of them.
 
 A layer's kind is a fingerprint of what can reach the graph. (So what sets a layer apart must stand
-in the layer: the model's own `forward` treats all alike.) A plan's rows at a layer depend on that
+in an attribute of it: the model's own `forward` treats all alike.) A plan's rows at a layer depend on that
 layer and its two predecessors: the piece between two sequence calls is the end of one layer and the
 beginning of the next, and it reads results that the one before made. Three layers at the beginning
 do not tell "two layers before" from "the first layer", so the shortest walk is taken that shows
@@ -21,17 +21,20 @@ _EDGE = "edge"
 _MAX_STATES = 100_000
 """States of the search before it gives up: a second or so."""
 
+_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+"""Where a module keeps its parts, hooks and the like: parameters and buffers count by shape."""
+
 Window = tuple[str, str, str]
 _Run = tuple[str, ...]
 
 
 def kind_of(layer: nn.Module, index: int) -> str:
-    """A layer's kind: classes, plain attributes, shapes, dtypes and devices of its tensors. Its own
+    """A layer's kind: classes, attributes, shapes, dtypes and devices of its tensors. Its own
     `index`, kept in an attribute `layer`, is no part of it.
     """
     facts: list[object] = []
     for name, module in layer.named_modules():
-        plain = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+        plain = {k: v for k, v in vars(module).items() if k not in _OF_TORCH}
         if plain.get("layer") == index:
             plain["layer"] = "own"
         facts.append((name, type(module).__module__, type(module).__qualname__, plain))
