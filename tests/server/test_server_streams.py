@@ -100,6 +100,25 @@ async def test_pings_while_nothing_comes(ask: Asker, monkeypatch: pytest.MonkeyP
     assert connection.body.endswith(b"data: [DONE]\n\n") and connection.is_complete
 
 
+async def test_pings_while_nothing_that_comes_shows(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PING_AFTER_S", 0.02)
+
+    async def silent(request: Any) -> Any:
+        while connection.body.count(b": ping\n\n") < 2:
+            await asyncio.sleep(0.002)
+            yield RequestDelta(request_id=request.id, token_ids=[])
+        yield RequestDelta(request_id=request.id, token_ids=[5], finish_reason=FinishReason.LENGTH)
+
+    monkeypatch.setattr(ask.engine, "generate", silent)
+    connection = Connection(ask, COMPLETIONS, stream=True)
+    async with asyncio.timeout(5):
+        await connection.task
+    assert connection.body.startswith(b": ping\n\n") and connection.is_complete
+    assert b'"finish_reason":"length"' in connection.body
+
+
 def error_of(body: bytes) -> Any:
     *_, last, done, end = body.split(b"\n\n")
     assert (done, end) == (b"data: [DONE]", b"")

@@ -1,12 +1,12 @@
 """Which few layers to capture so that a plan of any depth can be made of them.
 
 A layer's kind is a fingerprint of what can reach the graph. (So what sets a layer apart must stand
-in an attribute of it: the model's own `forward` treats all alike.) A plan's rows at a layer depend on that
-layer and its two predecessors: the piece between two sequence calls is the end of one layer and the
-beginning of the next, and it reads results that the one before made. Three layers at the beginning
-do not tell "two layers before" from "the first layer", so the shortest walk is taken that shows
-every run of four neighbouring kinds of the real model, beginning and end included. A uniform model
-needs four layers, whatever its depth.
+in an attribute of it: the model's own `forward` treats all alike.) A plan's rows at a layer depend
+on that layer and its two predecessors: the piece between two sequence calls is the end of one layer
+and the beginning of the next, and it reads results that the one before made. Three layers at the
+beginning do not tell "two layers before" from "the first layer", so the shortest walk is taken that
+shows every run of four neighbouring kinds of the real model, beginning and end included. A uniform
+model needs four layers, whatever its depth.
 """
 
 from __future__ import annotations

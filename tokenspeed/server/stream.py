@@ -59,16 +59,17 @@ async def stream_job(
 ) -> AsyncGenerator[bytes, None]:
     """Run the job; yields blocks of whole events, the last one with [DONE]."""
     encoder = ChunkEncoder(job, kind, fields)
-    count = job.usage_count()
+    count, now = job.usage_count(), asyncio.get_running_loop().time
     async with job.start(state) as generation:
+        ping_at = now() + PING_AFTER_S
         while not generation.is_done:
-            pieces = await generation.take(PING_AFTER_S)
             block = []
-            for piece in pieces:
+            for piece in await generation.take(ping_at - now()):
                 count.add(piece)
                 block += [encoder.choice(choice, count) for choice in render(piece)]
-            if block or not pieces:
+            if block or now() >= ping_at:  # pieces may come that show nothing
                 yield b"".join(block) or PING
+                ping_at = now() + PING_AFTER_S
     yield (encoder.usage(count.usage) if fields.wants_usage else b"") + DONE
 
 
