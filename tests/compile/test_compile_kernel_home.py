@@ -81,6 +81,18 @@ def test_what_is_not_finished_is_not_kept(root: Path) -> None:
     home.close()
 
 
+def test_what_was_only_tried_is_left_out(root: Path) -> None:
+    home = KernelHome(root, ENVIRONMENT)
+    fill_triton(home.triton, triton_kernel())
+    fill_triton(home.triton, triton_module())
+    home.leave_out()
+    fill_triton(home.triton, triton_kernel("E" * 52))
+    places = {triton_module().place, triton_kernel("E" * 52).place}
+    assert set(home.keep()) == places and home.keep() == []
+    home.close()
+    assert len(kept(root)) == 2
+
+
 def test_the_end_of_a_process_keeps_and_tidies(root: Path) -> None:
     home = KernelHome(root, ENVIRONMENT)
     place = home.triton.parent

@@ -15,7 +15,7 @@ from kernel_cases import all_kinds, fill_triton, fill_workspace, flashinfer_buil
 from tokenspeed.compile.kernel_store import environment_of, folders_of, store_kernel
 from tokenspeed.config import Config
 from tokenspeed.engine import device_kernels
-from tokenspeed.engine.device_kernels import keep_kernels, use_kept_kernels
+from tokenspeed.engine.device_kernels import keep_kernels, trying_kernels, use_kept_kernels
 from tokenspeed.kernels import flashinfer_builds
 
 FACTS = {"versions": {"torch": "2.13"}}
@@ -103,6 +103,17 @@ def test_the_driver_is_loaded_from_there(
     monkeypatch.setattr(device_kernels, "load_driver", load)
     use_kept_kernels(config)
     assert places == [triton_folder()] and log() == "", "who launches a kernel will say it"
+
+
+def test_kernels_that_are_tried_are_not_kept(config: Config, tmp_path: Path) -> None:
+    use_kept_kernels(config)
+    fill_triton(triton_folder(), triton_kernel("B" * 52))
+    with trying_kernels():
+        fill_triton(triton_folder(), triton_kernel("C" * 52))
+    fill_triton(triton_folder(), triton_kernel("D" * 52))
+    keep_kernels()
+    places = folders_of(tmp_path / "root", ENVIRONMENT)
+    assert [at.name[0] for at in places] == ["B", "D"]
 
 
 def test_folders_of_the_user_are_used(

@@ -113,16 +113,20 @@ def test_on_cuda_autotune_rehearses_the_level_that_measures(
 ) -> None:
     found = warmup.wanted(config)
     levels: list[int | None] = []
+    measures = (ledger.JitCount("tuning", "startup", 1, 1.5),)
 
     def fake(job: Rehearsal, progress: object) -> Rehearsed:
         levels.append(job.config.compile.level)
-        return Rehearsed(1.0, ())
+        return Rehearsed(1.0, measures if levels.count(3) == 1 else ())
 
     monkeypatch.setattr(warmup, "rehearse", fake)
     monkeypatch.setattr(warmup, "wanted", lambda config: found)
     monkeypatch.setattr(ServedModel, "device", torch.device("cuda"))
     assert [warmup.warmup([config]), warmup.warmup([config], autotune=True)] == [0, 0]
-    assert levels == [config.compile.level, 3]
+    (level,) = {config.compile.level}
+    assert levels == [level, *(3, 3, level)], "once more for the kernels that were chosen"
+    assert warmup.warmup([config], autotune=True) == 0
+    assert levels[4:] == [3, level], "there is a table"
 
 
 def test_a_rehearsal_that_fails_is_a_warmup_that_does(

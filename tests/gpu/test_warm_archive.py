@@ -107,9 +107,16 @@ class Machine:
         assert done.returncode == 0, f"{command}: {done.stderr[-6000:]}"
         return done.stdout
 
-    def serve(self, folder: Path) -> dict[str, Any]:
+    def warm_up(self, folder: Path, *own: str) -> str:
+        flags = ["--cache-dir", str(self.cache), *own]
+        for name, value in OPTIONS.items():
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+        return self.run("-m", "tokenspeed", "warmup", str(folder), *flags)
+
+    def serve(self, folder: Path, level: int) -> dict[str, Any]:
         options = {"model": str(folder), "skip_tokenizer_init": True, "require_cache": True}
-        options |= {"cache_dir": str(self.cache), "jit_after_ready": "error", **OPTIONS}
+        options |= {"cache_dir": str(self.cache), "jit_after_ready": "error", "level": level}
+        options |= OPTIONS
         program = self._home / "serve.py"
         program.write_text(SERVE)
         answer: dict[str, Any] = json.loads(
@@ -154,23 +161,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_start_elsewhere_compiles_nothing(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [2, 3])
+def test_a_start_elsewhere_compiles_nothing(checkpoint: Path, tmp_path: Path, level: int) -> None:
+    """At level 3 nothing is measured either: the archive has the table of tiles."""
     archive = tmp_path / "model.tar"
     here = Machine(tmp_path / "here")
-    flags = [
-        word
-        for name, value in OPTIONS.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    flags += ["--cache-dir", str(here.cache)]
-    printed = here.run(
-        *("-m", "tokenspeed", "warmup", str(checkpoint), "--export", str(archive), *flags)
-    )
-    digest, name = printed.split()
+    own = ["--export", str(archive), *(["--autotune"] if level == 3 else [])]
+    digest, name = here.warm_up(checkpoint, *own).split()
     assert name == str(archive)
     made = here.kernels()
     assert any(place.startswith("triton/") for place in made)
-    want = here.serve(checkpoint)
+    want = here.serve(checkpoint, level)
     assert want["ready"] == [] and want["served"] == [], "the warmup has left something to compile"
     assert here.kernels() == made
 
@@ -181,7 +182,7 @@ def test_a_start_elsewhere_compiles_nothing(checkpoint: Path, tmp_path: Path) ->
     )
     assert "compiled kernels imported" in printed
     assert there.kernels() == made
-    got = there.serve(checkpoint)
+    got = there.serve(checkpoint, level)
     assert got["ready"] == [] and got["served"] == []
     assert there.kernels() == made, "something was compiled that no ledger knows: a launcher"
     assert "compile cache hit" in got["summary"]
@@ -199,8 +200,7 @@ def test_a_start_elsewhere_compiles_nothing(checkpoint: Path, tmp_path: Path) ->
 
 def test_a_damaged_kernel_is_made_anew(checkpoint: Path, tmp_path: Path) -> None:
     here = Machine(tmp_path / "here")
-    flags = ["--cache-dir", str(here.cache)]
-    here.run("-m", "tokenspeed", "warmup", str(checkpoint), *flags)
+    here.warm_up(checkpoint)
     made = here.kernels()
     cubins = sorted(here.cache.glob("triton/*/*/*.cubin"))
     for cubin in cubins:
@@ -212,4 +212,4 @@ def test_a_damaged_kernel_is_made_anew(checkpoint: Path, tmp_path: Path) -> None
     kinds = dict(got["ready"])
     assert kinds.keys() == {"triton"} and 0 < kinds["triton"] <= len(cubins)
     assert len(got["tokens"]) == 8 and all(len(tokens) == 24 for tokens in got["tokens"])
-    assert here.kernels() & made and here.serve(checkpoint)["ready"] == []
+    assert here.kernels() & made and here.serve(checkpoint, 2)["ready"] == []

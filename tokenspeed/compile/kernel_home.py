@@ -85,6 +85,14 @@ class KernelHome:
             logger.info("compiled kernels are not kept: %s", error)
         return new
 
+    def leave_out(self) -> None:
+        """Keep none of the kernels that are here now and are not kept; their modules are, which
+        other kernels share.
+        """
+        for folder in self.triton.iterdir():
+            if any(folder.glob("__grp__*.json")):
+                self._kept.add(folder.name)
+
     def close(self) -> None:
         """Keep what is new, and remove the home. What was loaded stays loaded. A process that was
         forked leaves that to the one that the home belongs to.

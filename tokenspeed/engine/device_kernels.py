@@ -9,8 +9,10 @@ Triton and FlashInfer have one set of folders a process, and so has this file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -67,6 +69,19 @@ def keep_kernels() -> None:
     """Keep what was compiled so far; what comes later is kept when the process ends."""
     if _home is not None and (new := _home.keep()):
         logger.info("%d compiled GPU kernels are kept with the compile cache", len(new))
+
+
+@contextlib.contextmanager
+def trying_kernels() -> Iterator[None]:
+    """Many are compiled meanwhile, to be measured, and few of them will run again: none is kept.
+    The next start compiles those few.
+    """
+    keep_kernels()
+    try:
+        yield
+    finally:
+        if _home is not None:
+            _home.leave_out()
 
 
 def _load_driver() -> None:

@@ -20,6 +20,7 @@ from tokenspeed import ledger
 from tokenspeed.compile import graphs
 from tokenspeed.compile.entry import GRAPHS, Entry
 from tokenspeed.compile.graphs import Graphs
+from tokenspeed.engine.device_kernels import trying_kernels
 from tokenspeed.kernels import linear_tiles
 from tokenspeed.kernels.linear_tiles import Site, TileTable
 from tokenspeed.kernels.small_linear_tuning import TOKENS, made_up_weights, tune
@@ -122,7 +123,8 @@ class TileKernels:
         began = time.monotonic()
         entries: list[linear_tiles.Entry] = []
         cause = "the cache entry has no table of this GPU's tiles"
-        with span("kernels.warmup"), ledger.compiling("tuning", "linear tiles", cause):
+        compiles = ledger.compiling("tuning", "linear tiles", cause)
+        with span("kernels.warmup"), compiles, trying_kernels():
             for number, (site, last) in enumerate(sites.items(), 1):
                 what = f"{site.kind} {site.num_rows}x{site.size}"
                 progress("tune", f"tiles {number} of {len(sites)}: {what}")

@@ -120,8 +120,10 @@ def filled(cache: CompileCache, config: Config, autotune: bool = False) -> Entry
     if chooses:
         obtain_native(config)
     if model.device.type == "cuda":
-        tuned = replace(config, compile=replace(settings, level=3))
-        _rehearsed(tuned if autotune else config, what)
+        tuned = [replace(config, compile=replace(settings, level=3))] if autotune else []
+        for start in (*tuned, config):
+            if _rehearsed(start, what):  # of what it tried it has kept none: now what it chose
+                _rehearsed(start, what)
     elif autotune and chooses:
         _rehearsed(config, what)
     return entry
@@ -134,7 +136,8 @@ def _dump(config: Config, model: ServedModel, facts: Facts, what: str) -> None:
         _compiled(CompileCache(Path(place)), config, model, facts, what)
 
 
-def _rehearsed(config: Config, what: str) -> None:
+def _rehearsed(config: Config, what: str) -> bool:
+    """Rehearse a start; whether it measured something. Raises CompileError."""
     with _Progress(what) as progress:
         done = rehearse(Rehearsal(config, torch.get_num_threads()), progress)
     if isinstance(done, RehearsalFailed):
@@ -144,6 +147,7 @@ def _rehearsed(config: Config, what: str) -> None:
         )
     made = ", ".join(f"{each.count} {each.kind}" for each in done.jit) or "nothing was missing"
     logger.info("%s: a start rehearsed in %.1f s: %s", what, done.seconds, made)
+    return any(each.kind == "tuning" for each in done.jit)
 
 
 def _compiled(
