@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tokenspeed.bench.child_server import READY
 from tokenspeed.bench.records import Timed, parse, timed
-from tokenspeed.bench.startup import READY, Start
+from tokenspeed.bench.startup import Start
 from tokenspeed.bench.startup_report import summarize, text
 from tokenspeed.bench.trace import chrome_trace
 

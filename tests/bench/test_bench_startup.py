@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.bench.startup import Plan, StartFailed, measure
+from tokenspeed.bench.child_server import StartFailed
+from tokenspeed.bench.startup import Plan, measure
 from tokenspeed.cli.main import main
 
 SMALL = ["--skip-tokenizer-init", "--device", "cpu", "--max-total-tokens", "1024"]

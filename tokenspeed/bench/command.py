@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.bench.startup import Plan, Start, StartFailed, measure
+from tokenspeed.bench.child_server import StartFailed
+from tokenspeed.bench.startup import Plan, Start, measure
 from tokenspeed.bench.startup_report import summarize, text
 from tokenspeed.bench.trace import chrome_trace
 

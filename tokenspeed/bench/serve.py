@@ -150,7 +150,7 @@ async def _ready(client: HttpClient, options: ServeOptions) -> str:
             if options.target.model is not None and status < 500:
                 return options.target.model
             if status == 200:
-                return _first_model(body)
+                return first_model(body)
             problem = f"GET {_MODELS} was answered with {status}"
             if 400 <= status < 500:
                 raise BenchFailed(f"{problem}; give --model, or a key in {API_KEYS[0]}")
@@ -161,7 +161,8 @@ async def _ready(client: HttpClient, options: ServeOptions) -> str:
         await asyncio.sleep(_POLL_S)
 
 
-def _first_model(body: bytes) -> str:
+def first_model(body: bytes) -> str:
+    """Of what /v1/models answers. Raises BenchFailed."""
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.DecodeError, LookupError, TypeError):

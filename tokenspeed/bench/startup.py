@@ -6,37 +6,26 @@ whose first token ends it; it began when the operating system started its first 
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import os
-import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 import msgspec
 
+from tokenspeed.bench.child_server import MAX_LINES, READY, StartFailed, last_words, server_process
 from tokenspeed.bench.records import Timed, parse, timed
 
-READY = re.compile(r"ready in [\d.]+ s at (http://\S+), model ")
-STOP_S = 30.0
 REQUEST_S = 600.0
-MAX_LINES = 100_000
+_TIMING = {"TOKENSPEED_STARTUP_TIMING": "1"}
 
 Report = Callable[[str], None]
 """Told what is being done, in a line for people."""
-
-
-class StartFailed(RuntimeError):
-    """A start gave no token; one line: why."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ def measure(plan: Plan, report: Report) -> list[Start]:
 
 def _start(plan: Plan, kind: str, cache: Path) -> Start:
     lines: deque[str] = deque(maxlen=MAX_LINES)
-    with _server(plan, cache) as (process, log):
+    with server_process({**plan.settings, "cache_dir": str(cache)}, _TIMING) as (process, log):
         ready = first_token = 0.0
         for line in log:
             lines.append(line)
@@ -95,46 +84,12 @@ def _start(plan: Plan, kind: str, cache: Path) -> Start:
                 first_token = _ask(plan, found[1])
                 process.send_signal(signal.SIGTERM)
         if not first_token:
-            raise StartFailed(_why(lines))
+            raise StartFailed(last_words(lines))
         spans = timed(parse(lines))
         own = [span for span in spans if span.pid == process.pid]
         if not own:
             raise StartFailed("the server wrote no start-up records")
         return Start(kind, spans, own[0].start, ready, first_token, _processes(spans, process.pid))
-
-
-@contextlib.contextmanager
-def _server(plan: Plan, cache: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """A server of its own process, and its log. It is ended, whatever happens."""
-    settings = {**plan.settings, "port": 0, "cache_dir": str(cache), "log_level": "info"}
-    with tempfile.TemporaryDirectory(prefix="tokenspeed-bench-") as folder:
-        # JSON is YAML; a file, so that keys do not stand on a command line.
-        path = Path(folder, "settings.yaml")
-        path.write_bytes(msgspec.json.encode(settings))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tokenspeed", "serve", "--config", str(path)],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "TOKENSPEED_STARTUP_TIMING": "1"},
-        )
-        assert process.stderr is not None
-        try:
-            with process.stderr as log:
-                yield process, log
-        finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _ask(plan: Plan, url: str) -> float:
@@ -144,6 +99,7 @@ def _ask(plan: Plan, url: str) -> float:
     if plan.api_key is not None:
         headers["authorization"] = f"Bearer {plan.api_key}"
     body = {"prompt": plan.prompt, "max_tokens": 4, "temperature": 0, "stream": True}
+    body["return_token_ids"] = True  # so that a server without tokenizer shows its first token
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=REQUEST_S)
     try:
         connection.request("POST", "/v1/completions", msgspec.json.encode(body), headers)
@@ -169,8 +125,3 @@ def _processes(spans: Iterable[Timed], server: int) -> dict[int, str]:
         if span.phase == "scheduler.init" and span.pid != server:
             names[span.pid] = "engine"
     return names
-
-
-def _why(lines: Iterable[str]) -> str:
-    told = [line.strip() for line in lines if "startup_timing" not in line and line.strip()]
-    return f"the server ended before it was ready; its last words: {' | '.join(told[-3:])}"
