@@ -16,7 +16,7 @@ MAX_LINES = 350
 MAX_FUNCTION_LINES = 50
 
 LAYERS = (
-    {"batch", "request", "options", "config", "resolve", "log", "ledger", "spans"},
+    {"batch", "constraint", "request", "options", "config", "resolve", "log", "ledger", "spans"},
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},
     {"compile", "speculative", "structured", "parsers"},

@@ -214,6 +214,18 @@ class CompileConfig(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputConfig(Settings):
+    """What form output may be asked for."""
+
+    grammar_compile_timeout_secs: float = option(
+        30.0, "seconds until a request's grammar counts as too large", low=0.1, high=3600.0
+    )
+    disable_any_whitespace: bool = option(
+        False, "write structured JSON without white space, unless a request says otherwise"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Settings):
     """The HTTP face."""
 
@@ -252,6 +264,7 @@ GROUPS: dict[str, type[Settings]] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "compile": CompileConfig,
+    "output": OutputConfig,
     "server": ServerConfig,
 }
 """The fields of `Config`."""
@@ -270,6 +283,7 @@ class Config:
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     compile: CompileConfig = CompileConfig()
+    output: OutputConfig = OutputConfig()
     server: ServerConfig = ServerConfig()
 
 

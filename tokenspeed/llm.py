@@ -162,6 +162,8 @@ class LLM:
             raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts")
         if self._text.tokenizer is None and any(each.stop for each in params):
             raise InvalidRequest("stop strings need a tokenizer, but skip_tokenizer_init is set")
+        for asked in {each.structured_outputs for each in params if each.structured_outputs}:
+            self.engine.check_grammar(asked)
         return params
 
     def _generate(

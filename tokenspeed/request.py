@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenspeed.constraint import Constraint, StructuredOutputs
+
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -47,7 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     context; 0 scores the prompt only. `logprobs` None is off, 0 the chosen token alone, k also the
     k likeliest. Log-probabilities are those of the model's distribution, before temperature,
     penalties, bias and masks. Presence and frequency penalties count generated tokens, repetition
-    also counts the prompt.
+    also counts the prompt. `structured_outputs` demands a form of the output.
     """
 
     n: int = 1
@@ -69,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop  # a caller in Python may give one string
@@ -87,6 +90,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
                 "min_tokens",
             )
+        if self.structured_outputs is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if getattr(self, name):
+                    raise InvalidRequest(
+                        f"{name} cannot hold under structured_outputs: the grammar says when the "
+                        "output ends",
+                        name,
+                    )
         for name, most in _MOST_ENTRIES.items():
             if len(getattr(self, name)) > most:
                 raise InvalidRequest(f"{name} takes at most {most} entries", name)
@@ -249,6 +260,8 @@ class Request:
     history: list[State] = field(default_factory=lambda: [State.WAITING])
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    constraint: Constraint | None = None
+    """The grammar that the output is to follow."""
     is_reported: bool = False
     """Whether a delta has been sent; the first one carries the facts about the prompt."""
     finish_reason: FinishReason | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 
+from llguidance import LLTokenizer
 from torch import nn
 
 from tokenspeed.compile.runner import Executable
@@ -15,6 +16,7 @@ from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.device_kernels import keep_kernels, use_kept_kernels
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
@@ -30,7 +32,10 @@ from tokenspeed.kv.specs import CacheGroup, cache_groups
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
 from tokenspeed.spans import span
+from tokenspeed.structured.compiler import GrammarCompiler
+from tokenspeed.structured.tokens import token_table
 from tokenspeed.text.source import eos_token_ids
+from tokenspeed.text.tokenizer import load_tokenizer
 
 _PROGRESS_S = 0.2
 _MIB = 1 << 20
@@ -171,7 +176,28 @@ def _join(
         eos_ids=eos_ids,
         overlap=not limits.disable_overlap_schedule,
         forbid_jit=config.compile.jit_after_ready == "error",
+        grammars=_grammars(model, config, vocab_size, eos_ids),
     )
+
+
+def _grammars(
+    model: ServedModel, config: Config, vocab_size: int, eos_ids: frozenset[int]
+) -> Grammars:
+    """The vocabulary is loaded for the first request with a grammar, in the compiler's thread."""
+    wanted = config.model
+
+    def table() -> LLTokenizer:
+        tokenizer = None
+        if not wanted.skip_tokenizer_init:
+            tokenizer = load_tokenizer(model.source, wanted.tokenizer)
+        return token_table(tokenizer, vocab_size, eos_ids)
+
+    compiler = GrammarCompiler(
+        table,
+        deadline_s=config.output.grammar_compile_timeout_secs,
+        any_whitespace=not config.output.disable_any_whitespace,
+    )
+    return Grammars(compiler, vocab_size, eos_ids, pinned=model.device.type == "cuda")
 
 
 def _build_worker(

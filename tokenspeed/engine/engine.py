@@ -6,6 +6,9 @@ With overlap one step is in flight: batch N + 1 is scheduled and launched before
 committed. A step that raises (a kernel, memory) is run again row by row, each row as a batch of its
 own: rows that raise again end their request with an error, all others lose nothing. If none is
 left, the device itself may be lost: then the error of a check of it ends the engine.
+
+Rows with a grammar need the tokens of the step before: a step with such rows is launched, the one
+before is committed while it runs, and only then it is sampled.
 """
 
 from __future__ import annotations
@@ -14,13 +17,27 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+from torch import Tensor
 
 from tokenspeed import ledger
 from tokenspeed.batch import Batch, Row, RowResult, StepResult
+from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.engine.acceptance import make_delta
+from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.messages import Ready, Stats
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.log import logger
-from tokenspeed.request import GenerateRequest, InvalidRequest, Request, RequestDelta
+from tokenspeed.request import (
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    Request,
+    RequestDelta,
+    State,
+)
+
+COMPILE_POLL_S = 0.005
+"""How long a step that has nothing else to do waits for a grammar."""
 
 
 class LaunchedStep(Protocol):
@@ -28,7 +45,7 @@ class LaunchedStep(Protocol):
 
     batch: Batch
 
-    def sample(self) -> None: ...
+    def sample(self, masks: Tensor | None = None) -> None: ...
     def result(self) -> StepResult: ...
 
 
@@ -54,6 +71,7 @@ class Engine:
         eos_ids: frozenset[int],
         overlap: bool,
         forbid_jit: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._worker = worker
@@ -61,15 +79,23 @@ class Engine:
         self._eos_ids = eos_ids
         self._overlap = overlap
         self._forbid_jit = forbid_jit
+        self._grammars = grammars
         self._in_flight: LaunchedStep | None = None
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._num_compiling > 0
 
     @property
     def stats(self) -> Stats:
-        return msgspec.structs.replace(self._scheduler.stats, jit=ledger.totals())
+        stats = self._scheduler.stats
+        num_waiting = stats.num_waiting + self._num_compiling
+        return msgspec.structs.replace(stats, num_waiting=num_waiting, jit=ledger.totals())
+
+    @property
+    def _num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return 0 if self._grammars is None else len(self._grammars)
 
     def add(self, spec: GenerateRequest) -> None:
         """Queue a request, or raise InvalidRequest and change nothing."""
@@ -82,44 +108,97 @@ class Engine:
         if spec.adapter is not None:
             raise InvalidRequest(f"adapter {spec.adapter!r} is not loaded", "model")
         spec.params.check_vocabulary(vocab_size)
-        self._scheduler.add(Request(spec, eos_ids=self._eos_ids))
+        request = Request(spec, eos_ids=self._eos_ids)
+        if self._grammars is not None and request.id in self._grammars:
+            raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
+        if spec.params.structured_outputs is None:
+            self._scheduler.add(request)
+            return
+        self._scheduler.settle(request)
+        self._require_grammars().begin(request)
+
+    def check_grammar(self, asked: StructuredOutputs) -> None:
+        """Compile a grammar now. Raises InvalidRequest."""
+        self._require_grammars().check(asked)
 
     def abort(self, ids: Iterable[str]) -> list[RequestDelta]:
         """End requests now, in whatever state; unknown ids have ended and are skipped."""
-        deltas = [self._scheduler.abort(request_id) for request_id in ids]
+        deltas = [self._abort(request_id) for request_id in ids]
         return [delta for delta in deltas if delta is not None]
 
     def step(self) -> list[RequestDelta]:
         """One step, and what has been committed by it (with overlap, of the step before)."""
+        deltas = self._queue_compiled()
         batch = self._scheduler.schedule()
+        if batch is None and self._in_flight is None and self._grammars:
+            self._grammars.wait(COMPILE_POLL_S)
         with ledger.serving(lambda: _shapes(batch), forbid=self._forbid_jit):
-            return self._run(batch)
+            return deltas + self._run(batch)
 
     def check(self) -> None:
         """Assert the invariants of queues, pages and prefix tree."""
         self._scheduler.check()
 
+    def _require_grammars(self) -> Grammars:
+        if self._grammars is None:
+            raise InvalidRequest("this engine has no structured output", "structured_outputs")
+        return self._grammars
+
+    def _abort(self, request_id: str) -> RequestDelta | None:
+        if self._grammars is None or request_id not in self._grammars:
+            return self._scheduler.abort(request_id)
+        request = self._grammars.take(request_id)
+        return _end(request, State.ABORTED, FinishReason.ABORT)
+
+    def _queue_compiled(self) -> list[RequestDelta]:
+        """Requests whose grammar has been compiled join the queue; the others' ends."""
+        if self._grammars is None:
+            return []
+        ends = []
+        for request, error in self._grammars.take_ready():
+            if error is None:
+                self._scheduler.add(request)
+            else:
+                request.error = error
+                ends.append(_end(request, State.FINISHED, FinishReason.ERROR))
+        return ends
+
     def _run(self, batch: Batch | None) -> list[RequestDelta]:
         previous, self._in_flight = self._in_flight, None
-        launched: LaunchedStep | None = None
+        if batch is None:
+            return self._finish(previous)
+        needs_masks = self._needs_masks(batch)
         deltas: list[RequestDelta] = []
-        if batch is not None:
+        try:
+            step = self._worker.launch(batch)
+            if not needs_masks:
+                step.sample()
+        except Exception as error:
+            return self._finish(previous) + self._scheduler.commit(self._run_rows(batch, error))
+        if needs_masks:
+            deltas += self._finish(previous)
+            previous = None
             try:
-                launched = self._launch(batch)
+                masks, failures = self._masks(batch)
+                deltas += [self._scheduler.fail(*failure) for failure in failures.items()]
+                step.sample(masks)
             except Exception as error:
-                deltas += self._finish(previous)
-                previous = None
-                deltas += self._scheduler.commit(self._run_rows(batch, error))
+                return deltas + self._scheduler.commit(self._run_rows(batch, error))
         if self._overlap:
-            self._in_flight = launched
+            self._in_flight = step
         else:
-            previous = launched
+            previous = step
         return deltas + self._finish(previous)
 
-    def _launch(self, batch: Batch) -> LaunchedStep:
-        step = self._worker.launch(batch)
-        step.sample()
-        return step
+    def _needs_masks(self, batch: Batch) -> bool:
+        requests = self._scheduler.sampled_requests(batch)
+        return any(each is not None and each.constraint is not None for each in requests)
+
+    def _masks(self, batch: Batch) -> tuple[Tensor | None, dict[str, str]]:
+        """Masks of the sampled rows; by id, why a request cannot follow its grammar."""
+        if self._grammars is None:
+            return None, {}
+        return self._grammars.masks(self._scheduler.sampled_requests(batch))
 
     def _finish(self, step: LaunchedStep | None) -> list[RequestDelta]:
         """Commit a launched step. Its sampling is done, so it cannot be run again: should even the
@@ -136,23 +215,35 @@ class Engine:
             result = StepResult(batch=step.batch, rows=rows)
         return self._scheduler.commit(result)
 
-    def _run_rows(self, batch: Batch, error: Exception) -> StepResult:
+    def _run_rows(self, batch: Batch, cause: Exception) -> StepResult:
         """Run a step that raised again, each row as a batch of its own."""
         count = len(batch.rows)
         logger.error(
-            "step %d raised; running its %d rows one by one", batch.step, count, exc_info=error
+            "step %d raised; running its %d rows one by one", batch.step, count, exc_info=cause
         )
         results = []
         for row in batch.rows:
             starts = [start for start in batch.starts if start.slot == row.slot]
             try:
-                step = self._launch(Batch(step=batch.step, rows=[row], starts=starts))
+                alone = Batch(step=batch.step, rows=[row], starts=starts)
+                step = self._worker.launch(alone)
+                masks, failures = self._masks(alone)
+                for error in failures.values():
+                    raise RuntimeError(error)
+                step.sample(masks)
                 results += step.result().rows
             except Exception as row_error:
                 results.append(_failed(row, row_error))
         if all(result.error is not None for result in results):
             self._worker.check_device()
         return StepResult(batch=batch, rows=results)
+
+
+def _end(request: Request, state: State, reason: FinishReason) -> RequestDelta:
+    """The delta of a request that was never queued."""
+    request.finish_reason = reason
+    request.move(state)
+    return make_delta(request, [])
 
 
 def _shapes(batch: Batch | None) -> str:

@@ -102,7 +102,14 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request and settle its `max_tokens`, or raise InvalidRequest and change nothing.
+        """Settle a request and queue it, or raise InvalidRequest and change nothing."""
+        self.settle(request)
+        request.order = next(self._orders)
+        self._requests[request.id] = request
+        self._waiting.append(request)
+
+    def settle(self, request: Request) -> None:
+        """Check a request and settle its `max_tokens`, or raise InvalidRequest and change nothing.
 
         A request that names no `max_tokens` gets what fits both the context and the pool.
         """
@@ -124,11 +131,8 @@ class Scheduler:
                 "context_length_exceeded",
             )
         request.max_tokens = max_tokens
-        request.order = next(self._orders)
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
-        self._requests[request.id] = request
-        self._waiting.append(request)
 
     def abort(self, request_id: str) -> RequestDelta | None:
         """End a request, in whatever state it is; None if there is no such request (any more)."""
@@ -136,10 +140,26 @@ class Scheduler:
         if request is None:
             return None
         request.finish_reason = FinishReason.ABORT
+        return self._withdraw(request, State.ABORTED)
+
+    def fail(self, request_id: str, error: str) -> RequestDelta:
+        """End a request that cannot go on, in whatever state it is."""
+        request = self._requests[request_id]
+        request.finish_reason, request.error = FinishReason.ERROR, error
+        return self._withdraw(request, State.FINISHED)
+
+    def sampled_requests(self, batch: Batch) -> list[Request | None]:
+        """Of the rows of a launched step that are sampled, in order: whose they are; None of one
+        that has ended or was preempted.
+        """
+        admissions = [self._residents.of(row.generation) for row in batch.rows if row.sample]
+        return [one.request if one.is_running else None for one in admissions]
+
+    def _withdraw(self, request: Request, state: State) -> RequestDelta:
         running = [one for one in self._residents.running if one.request is request]
         if not running:
             self._waiting.remove(request)
-        self._end(request, State.ABORTED, *running)
+        self._end(request, state, *running)
         return make_delta(request, [])
 
     def schedule(self) -> Batch | None:

@@ -1,0 +1,186 @@
+"""Output under a grammar, from the engine with the tiny model: whatever is sampled, it holds, and
+nobody else notices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engine_tiny import Outcome, request, run
+from llguidance import LLTokenizer
+from structured_tiny import EOS, EOS_IDS, THINK_END, VOCAB, allowed, tiny_tokenizer
+
+from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.engine.engine import Engine
+from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest
+from tokenspeed.structured.compiler import GrammarCompiler
+from tokenspeed.structured.matcher import GrammarState
+
+TOKENIZER = tiny_tokenizer()
+Make = Callable[..., Engine]
+Form = dict[str, Any]
+
+VALUES = [{"a": [1, None]}, "b", 2.5]
+REGEX = r"[a-f]{3,9}-\d+x"
+FORMS: dict[str, tuple[Form, Callable[[str], bool]]] = {
+    "regex": ({"regex": REGEX}, lambda text: bool(re.fullmatch(REGEX, text))),
+    "choice": ({"choice": ["name", "nabc", "true é"]}, ["name", "nabc", "true é"].__contains__),
+    "grammar": (
+        {"grammar": 'start: "(" (start | "x"){0,2} ")"'},
+        lambda text: text.count("(") == text.count(")") > 0,
+    ),
+    "gbnf": (
+        {"grammar": 'root ::= "a" ("b" | "c")* digit\ndigit ::= [0-9]'},
+        lambda text: bool(re.fullmatch("a[bc]*[0-9]", text)),
+    ),
+    "json": ({"json": {"enum": VALUES}}, lambda text: json.loads(text) in VALUES),
+    "json_object": ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+}
+DIGITS = {"regex": r"(\d\d[ab]){4,20}"}
+
+
+def ask(name: str, seed: int = 0, form: Form | None = None, **params: Any) -> GenerateRequest:
+    asked = None if form is None else StructuredOutputs(**form)
+    values = {"temperature": 1.0, "max_tokens": 60, "structured_outputs": asked} | params
+    return request(name, [20, 30 + seed % 50, 40], seed=seed, **values)
+
+
+def text_of(outcome: Outcome) -> str:
+    return TOKENIZER.decode(outcome.token_ids)
+
+
+def tokens(outcomes: dict[str, Outcome]) -> dict[str, list[int]]:
+    return {key: outcome.token_ids for key, outcome in outcomes.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_output_has_the_form(make_engine: Make, form: str) -> None:
+    structured, holds = FORMS[form]
+    bias = {17: 2.0} if form == "json_object" else {}
+    requests = [ask(f"{form}{i}", i, structured, logit_bias=bias) for i in range(12)]
+    outcomes = run(make_engine(), requests)
+    ended = [each for each in outcomes.values() if each.finish_reason is FinishReason.STOP]
+    assert len(ended) > (0 if form == "json_object" else 5)
+    for outcome in ended:
+        assert holds(text_of(outcome)), text_of(outcome)
+        assert outcome.token_ids[-1] == outcome.stop_token
+        assert outcome.stop_token in EOS_IDS
+
+
+def test_a_cut_output_says_so(make_engine: Make) -> None:
+    outcome = run(make_engine(), [ask("cut", 1, {"regex": "[ab]{30}"}, max_tokens=7)])["cut"]
+    assert outcome.finish_reason is FinishReason.LENGTH
+    assert re.fullmatch("[ab]{1,29}", text_of(outcome))
+
+
+def test_greedy_takes_the_best_of_what_is_allowed(make_engine: Make, table: LLTokenizer) -> None:
+    """The oracle bans by bias, one token a request."""
+    engine = make_engine()
+    found = run(engine, [ask("masked", 3, DIGITS, temperature=0.0, max_tokens=20)])["masked"]
+    compiled = GrammarCompiler(lambda: table).compile(StructuredOutputs(**DIGITS))
+    state = GrammarState(compiled, EOS_IDS)
+    prompt = ask("x", 3).prompt_ids
+    for index, token in enumerate(found.token_ids):
+        banned = dict.fromkeys(set(range(VOCAB)) - allowed(state), -100.0)
+        assert 0 < len(banned) < VOCAB
+        one = request("one", prompt + found.token_ids[:index], max_tokens=1, logit_bias=banned)
+        assert run(engine, [one])["one"].token_ids == [token]
+        assert state.sync(found.token_ids[: index + 1]) is None
+    assert text_of(found)[:20].isalnum()
+
+
+def mixed() -> list[GenerateRequest]:
+    """Rows with a grammar and free ones, greedy and sampled."""
+    return [
+        ask(f"r{i}", i, DIGITS if i % 2 else None, temperature=i % 3 / 2, max_tokens=24)
+        for i in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"disable_overlap_schedule": False},
+        {"disable_overlap_schedule": False, "max_total_tokens": 64},
+        {"chunked_prefill_size": 5, "disable_overlap_schedule": False},
+    ],
+    ids=["serial", "overlapped", "preempted", "chunked"],
+)
+def test_alone_or_in_any_company(make_engine: Make, options: dict[str, Any]) -> None:
+    alone = {each.id: run(make_engine(), [each])[each.id] for each in mixed()}
+    engine = make_engine(**options)
+    before = engine.stats.preemptions
+    assert tokens(run(engine, mixed())) == tokens(alone)
+    assert (engine.stats.preemptions > before) == ("max_total_tokens" in options)
+
+
+def test_free_rows_are_what_they_are_without_the_others(make_engine: Make) -> None:
+    engine = make_engine(disable_overlap_schedule=False)
+    free = [each for each in mixed() if each.params.structured_outputs is None]
+    without, together = run(engine, free), run(engine, mixed())
+    for each in free:
+        assert together[each.id].token_ids == without[each.id].token_ids
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_grammar_that_breaks_ends_its_request_alone(make_engine: Make, overlapped: bool) -> None:
+    """Three thousand ways to go on are more than can be followed, but not at the beginning."""
+    ways = " | ".join(f'"x{i}" start' for i in range(3000))
+    bad = {"grammar": f'start: "abc" "abc" rest\nrest: {ways.replace("start", "rest")}'}
+    engine = make_engine(disable_overlap_schedule=not overlapped)
+    alone = tokens(run(engine, mixed()))
+    together = run(engine, [*mixed()[:3], ask("bad", 1, bad), *mixed()[3:]])
+    broken = together.pop("bad")
+    assert broken.finish_reason is FinishReason.ERROR
+    assert "the grammar cannot be followed: " in str(broken.error)
+    assert "start:" not in str(broken.error)
+    assert tokens(together) == alone
+
+
+def test_the_grammar_begins_behind_the_reasoning(make_engine: Make) -> None:
+    form = {"regex": "[ab]{4}", "reasoning_end": [THINK_END, 50]}
+    bias = {THINK_END: 20.0, 50: 20.0, EOS: 60.0}
+    requests = [ask(f"t{i}", i, form, logit_bias=bias, max_tokens=200) for i in range(6)]
+    outcomes = run(make_engine(disable_overlap_schedule=False), requests)
+    for outcome in outcomes.values():
+        ids = outcome.token_ids
+        (end,) = [i for i in range(len(ids)) if ids[i - 1 : i + 1] == [THINK_END, 50] and i][:1]
+        assert re.fullmatch("[ab]{4}", TOKENIZER.decode(ids[end + 1 :]))
+        assert not EOS_IDS & set(ids[:-1])
+        assert ids[-1] in EOS_IDS
+
+
+def test_abort_in_every_state(make_engine: Make) -> None:
+    engine = make_engine(disable_overlap_schedule=False)
+    engine.add(ask("early", 1, {"regex": "[0-9]{7}[a-c]+"}))
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add(ask("early", 1))
+    assert engine.has_work and engine.stats.num_waiting == 1
+    (delta,) = engine.abort(["early"])
+    assert delta.finish_reason is FinishReason.ABORT and not engine.has_work
+    for steps in range(5):
+        engine.add(ask("late", 1, DIGITS))
+        engine.add(ask("other", 2, DIGITS, max_tokens=5))
+        for _ in range(steps):
+            engine.step()
+        engine.abort(["late"])
+        while engine.has_work:
+            assert all(delta.request_id == "other" for delta in engine.step())
+        engine.check()
+
+
+def test_what_cannot_be_asked(make_engine: Make, tiny_model: str) -> None:
+    for params in ({"ignore_eos": True}, {"min_tokens": 3}):
+        with pytest.raises(InvalidRequest, match="grammar says when"):
+            ask("x", form=DIGITS, **params)
+    with pytest.raises(InvalidRequest, match="look-around"):
+        make_engine().check_grammar(StructuredOutputs(regex="(?=a)b"))
+    outcome = run(make_engine(), [ask("bad", form={"regex": "(?=a)b"})])["bad"]
+    assert outcome.finish_reason is FinishReason.ERROR and "look-around" in str(outcome.error)
+    with pytest.raises(InvalidRequest, match="maximum context length"):
+        make_engine().add(ask("long", form=DIGITS, max_tokens=1000))
