@@ -184,7 +184,7 @@ def test_a_launch_that_raised_can_be_run_again(worker: Worker, model: Arithmetic
 def test_a_row_without_a_token_repeats_its_position(worker: Worker, model: Arithmetic) -> None:
     step(worker, prefill(0, 0, 2, sample=True), starts=(begin(0, [1, 2]),))
     launched = worker.launch(Batch(step=1, rows=[decode(0, 2)]))
-    launched.sample(masks=torch.zeros(1, VOCAB, dtype=torch.bool))
+    launched.sample(masks=torch.zeros(1, -(-VOCAB // 32), dtype=torch.int32))
     (row,) = launched.result().rows
     assert row.error is not None and row.token_ids == []
     step(worker, decode(0, 3))

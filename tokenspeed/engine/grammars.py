@@ -122,8 +122,10 @@ class Grammars:
         return masks, failures
 
 
-def unpack(masks: Tensor, vocab_size: int) -> Tensor:
-    """Bool [R, V], true where a token is allowed, from packed words (int32 [R, W])."""
-    octets = masks.view(torch.uint8)  # little-endian, as all hosts and devices here
-    bits = send([1 << bit for bit in range(8)], masks.device, torch.uint8)
-    return (octets[:, :, None] & bits).ne(0).flatten(1)[:, :vocab_size]
+def unpack(masks: Tensor, logits: Tensor) -> Tensor:
+    """Bool [R, V] beside `logits` [R, V], true where a token is allowed, from packed words on the
+    host (int32 [R, W]).
+    """
+    octets = masks.to(logits.device, non_blocking=True).view(torch.uint8)  # little-endian all over
+    bits = send([1 << bit for bit in range(8)], logits.device, torch.uint8)
+    return (octets[:, :, None] & bits).ne(0).flatten(1)[:, : logits.shape[1]]

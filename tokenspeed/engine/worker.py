@@ -221,10 +221,6 @@ class Worker:
         with_top = start.params.prompt_logprobs > 0
         return score_hidden(self._executable.head, hidden[:count], wanted, with_top)
 
-    def unpack(self, masks: Tensor) -> Tensor:
-        """Packed masks as bool [R, V] on the device."""
-        return unpack(masks.to(self._device, non_blocking=True), self._vocab_size)
-
     def sampling_plan(self, starts: list[SlotStart]) -> SamplingPlan:
         """The plan for these rows; decode steps mostly ask for the same one again."""
         if self._plan is None or self._plan[0] != starts:
@@ -259,8 +255,8 @@ class Step:
 
     @torch.inference_mode()
     def sample(self, masks: Tensor | None = None) -> None:
-        """Sample the rows that are to be, append to the slots, score. `masks` are packed, on the host,
-        for the sampled rows in order: int32 [R, ceil(V / 32)]. If it raises, nothing is appended.
+        """Sample the rows that are to be, append to the slots, score. If it raises, nothing is
+        appended. `masks`: packed words on the host, int32 [R, ceil(V / 32)], for the sampled rows.
         """
         rows = self._rows
         if rows is None:
@@ -278,7 +274,7 @@ class Step:
         else:
             slots = self._worker.slots
             tokens = slots.tokens[:, : rows.bound]
-            allowed = None if masks is None else self._worker.unpack(masks)
+            allowed = None if masks is None else unpack(masks, rows.logits)
             sampled = sample(rows.logits, plan, tokens, rows.lengths, allowed)
             slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
         asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]

@@ -21,6 +21,7 @@ from tokenspeed.server.protocol_chat import (
 )
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
+from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.output import Sample
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
         logprobs=request.num_logprobs,
     )
     tokenizer = require_tokenizer(text, "messages")
+    await check_grammar(state.grammars, request.forms, params.structured_outputs)
     ids = await offload(state, "messages", _encode, text, tokenizer, request)
     return make_job(
         state, request, params, [Prompt(ids=ids)], prefix="chatcmpl", prompt_field="messages"

@@ -20,6 +20,7 @@ from tokenspeed.server.protocol_completions import (
 )
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
+from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.output import Sample
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -34,6 +35,7 @@ async def prepare(state: ServerState, request: CompletionRequest) -> Job:
     if request.echo and request.logprobs is not None:
         scored = max(request.logprobs, request.prompt_logprobs or 0)
         params = msgspec.structs.replace(params, prompt_logprobs=scored)
+    await check_grammar(state.grammars, request.forms, params.structured_outputs)
     given = request.prompts()
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     if texts:

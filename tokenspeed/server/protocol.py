@@ -17,6 +17,7 @@ import msgspec
 from tokenspeed.log import logger
 from tokenspeed.request import MAX_STOP_STRINGS, SamplingParams
 from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
+from tokenspeed.server.structured import FORMS, structured_outputs
 from tokenspeed.server.unsupported import UNSUPPORTED, refuse_unless_harmless
 
 MAX_WARNED_FIELDS = 256
@@ -88,6 +89,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -107,6 +117,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             raise unsupported("prompt_logprobs", "not together with stream")
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARS:
             raise bad_request(f"cache_salt has 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+
+    @property
+    def forms(self) -> dict[str, Any]:
+        """The fields that demand a form of the output (server/structured.py)."""
+        return {name: getattr(self, name) for name in FORMS}
 
     @property
     def wants_usage(self) -> bool:
@@ -141,6 +156,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             logit_bias=_bias_by_id(self.logit_bias or {}),
+            structured_outputs=structured_outputs(self.forms),
         )
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 from collections.abc import Iterator
 from typing import Protocol
+
+from llguidance import LLTokenizer
 
 from tokenspeed import __version__
 from tokenspeed.config import Config
@@ -22,6 +25,8 @@ from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
 from tokenspeed.spans import span
+from tokenspeed.structured.compiler import GrammarCompiler
+from tokenspeed.structured.tokens import token_table
 from tokenspeed.text.text_side import TextSide
 
 
@@ -84,6 +89,24 @@ class ServerState:
             detail = shorten(self.loading_detail, 200)
             raise unavailable(f"The model is loading ({detail}).", "loading")
         return ready, text
+
+    @functools.cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what requests demand, to find what cannot be: the engine compiles it again, in a
+        process that no schema of a client's can hold up.
+        """
+        output = self.config.output
+        return GrammarCompiler(
+            self._token_table,
+            deadline_s=output.grammar_compile_timeout_secs,
+            any_whitespace=not output.disable_any_whitespace,
+        )
+
+    def _token_table(self) -> LLTokenizer:
+        ready, tokenizer = self.client.ready, self.text.tokenizer if self.text else None
+        assert ready is not None
+        ends = tokenizer.eos_token_ids if tokenizer is not None else frozenset()
+        return token_table(tokenizer, ready.vocab_size, ends)
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries; raises a 404 for a model that is not served here."""

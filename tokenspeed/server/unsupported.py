@@ -7,7 +7,6 @@ from typing import Any
 from tokenspeed.server.errors import unsupported
 
 _TOOLS = "this server has no tool calling yet"
-_STRUCTURE = "this server has no structured output yet"
 _BEAMS = "this server samples; it has no beam search"
 _TEXT_ONLY = "text is the only output"
 
@@ -16,15 +15,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": (("none",), _TOOLS),
     "functions": (([],), _TOOLS),
     "function_call": (("none",), _TOOLS),
-    "response_format": (({"type": "text"},), _STRUCTURE),
-    "structured_outputs": ((), _STRUCTURE),
-    "guided_json": ((), _STRUCTURE),
-    "guided_regex": ((), _STRUCTURE),
-    "guided_choice": ((), _STRUCTURE),
-    "guided_grammar": ((), _STRUCTURE),
-    "json_schema": ((), _STRUCTURE),
-    "regex": ((), _STRUCTURE),
-    "ebnf": ((), _STRUCTURE),
     "suffix": (("",), "the models here complete text at its end only"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "audio": ((), _TEXT_ONLY),

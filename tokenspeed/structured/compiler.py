@@ -7,9 +7,8 @@ than the deadline gives up, the thread goes on.
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -61,7 +60,7 @@ class GrammarCompiler:
         self._table: LLTokenizer | None = None
         self._table_lock = threading.Lock()
         self._kept: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
-        self._jobs: queue.SimpleQueue[tuple[_Key, StructuredOutputs]] = queue.SimpleQueue()
+        self._jobs: deque[tuple[_Key, StructuredOutputs, Future[LLMatcher]]] = deque()
         self._num_threads = 0
 
     def submit(self, asked: StructuredOutputs) -> Future[LLMatcher]:
@@ -78,8 +77,9 @@ class GrammarCompiler:
                 future = self._kept[key] = Future()
                 future.set_running_or_notify_cancel()  # shared, so nobody's to cancel
                 self._drop_oldest()
-                self._start_thread()
-                self._jobs.put((key, asked))
+                self._jobs.append((key, asked, future))
+                if self._num_threads < THREADS:
+                    self._start_thread()
             self._kept.move_to_end(key)
         return future
 
@@ -109,27 +109,27 @@ class GrammarCompiler:
             del self._kept[key]
 
     def _start_thread(self) -> None:
-        if self._num_threads == THREADS:
-            return
-        self._num_threads += 1
         before = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=self._work, name="grammar", daemon=True).start()
         finally:
             threading.stack_size(before)
+        self._num_threads += 1
 
     def _work(self) -> None:
+        """A thread; it ends when nothing is left to do."""
         while True:
-            key, asked = self._jobs.get()
             with self._lock:
-                future = self._kept[key]
+                if not self._jobs:
+                    self._num_threads -= 1
+                    return
+                key, asked, future = self._jobs.popleft()
             try:
                 matcher = compile_grammar(asked, self._token_table(), any_whitespace=key[2])
             except BaseException as error:  # a panic of the engine is no Exception
                 future.set_exception(error)
             else:
                 future.set_result(matcher)
-            del future
 
     def _token_table(self) -> LLTokenizer:
         with self._table_lock:
