@@ -9,9 +9,10 @@ from __future__ import annotations
 from tokenspeed.kernels.noise import row_key
 from tokenspeed.kernels.sample_parts import (
     best_noisy,
-    first_proposal,
+    first_of,
     kth_largest,
     order_of,
+    proposals,
     score_of,
     scores_at,
 )
@@ -44,14 +45,16 @@ def _among_found(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _mass(logits, floor, is_strict, top, heat, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of the tokens whose score is at least `floor`, or above it if `is_strict`."""
+def _mass(logits, floor, low, top, heat, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of the tokens with scores of at least `floor`, if it is finite, and logits above `low`."""
     total = tl.zeros([BLOCK], tl.float32)
     for begin in tl.range(0, V, BLOCK, loop_unroll_factor=2):
         i = begin + tl.arange(0, BLOCK)
-        scores = scores_at(logits, i, i < V, top, heat)
-        is_in = (scores > floor) | ((scores == floor) & (is_strict == 0))
-        total += tl.where(is_in, tl.exp(scores), 0.0)
+        x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
+        is_in = x > low
+        if floor > float("-inf"):
+            is_in &= tl.div_rn(x - top, heat) >= floor
+        total += tl.where(is_in, tl.exp((x - top) * (1.0 / heat)), 0.0)
     return tl.sum(total, axis=0)
 
 
@@ -71,52 +74,70 @@ def _kth_of_row(logits, k, top, heat, V, BLOCK: tl.constexpr):  # type: ignore[n
 
 
 @jit
-def _propose(logits, floor, low, key, top, heat, V, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The row's best noisy token with a score of at least `floor` and above `low`."""
-    best, token = tl.full([], float("-inf"), tl.float32), tl.full([], 2147483647, tl.int32)
-    for begin in range(0, V, BLOCK):
-        i = begin + tl.arange(0, BLOCK)
+def _propose_anew(  # type: ignore[no-untyped-def]
+    logits, noisy, tokens, tops, floor, low, key, top, heat, V,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The parts' best tokens with a score of at least `floor` and a logit above `low`. Parts whose
+    old proposal is above it keep that; only parts that have other tokens there are looked at.
+    """
+    part = tl.arange(0, BLOCK)
+    is_some = noisy > float("-inf")
+    own = tl.load(logits + tokens, mask=is_some, other=float("-inf")).to(tl.float32)
+    is_kept = is_some & (own > low)
+    noisy = tl.where(is_kept, noisy, float("-inf"))
+    is_stale = (tops > low) & (is_kept == 0)
+    next_part = tl.min(tl.where(is_stale, part, BLOCK), axis=0)
+    while next_part < BLOCK:
+        i = next_part * SIZE + tl.arange(0, SIZE)
         scores = scores_at(logits, i, i < V, top, heat)
-        scores = tl.where((scores >= floor) & (scores > low), scores, float("-inf"))
-        if tl.max(scores, axis=0) > float("-inf"):
-            own, place = best_noisy(logits, scores, i, key, top, heat)
-            token = tl.where(own > best, place, token)
-            best = tl.maximum(best, own)
-    return token
+        x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
+        scores = tl.where((x > low) & (scores >= floor), scores, float("-inf"))
+        best, token = best_noisy(logits, scores, i, key, top, heat)
+        noisy = tl.where(part == next_part, best, noisy)
+        tokens = tl.where(part == next_part, token, tokens)
+        is_stale = is_stale & (part != next_part)
+        next_part = tl.min(tl.where(is_stale, part, BLOCK), axis=0)
+    return noisy, tokens
 
 
 @jit
 def _in_row(  # type: ignore[no-untyped-def]
-    logits, token, above, total, k, p, floor, key, top, heat, V, BLOCK: tl.constexpr
-):
-    """The token of a row that is searched as a whole. Without top-k, `token` is the first proposal,
-    and `above` the mass above it.
+    logits, noisy, tokens, tops, above, total, k, p, floor, key, top, heat, V,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token of a row that is searched as a whole. Without top-k, `noisy` and `tokens` are the
+    parts' proposals, and `above` is the mass above the best of them.
     """
     lowest = tl.full([], float("-inf"), tl.float32)
-    least = lowest
     if k > 0:
         kth = _kth_of_row(logits, k, top, heat, V, BLOCK)
         floor = tl.maximum(floor, kth)
         if p < 1.0:
-            total = _mass(logits, kth, 0, top, heat, V, BLOCK)
-        token = _propose(logits, floor, lowest, key, top, heat, V, BLOCK)
-        least = tl.div_rn(tl.load(logits + token).to(tl.float32) - top, heat)
-        if p < 1.0:
-            above = _mass(logits, least, 1, top, heat, V, BLOCK)
-    else:
-        least = tl.div_rn(tl.load(logits + token).to(tl.float32) - top, heat)
+            total = _mass(logits, kth, lowest, top, heat, V, BLOCK)
+        noisy, tokens = _propose_anew(
+            logits, noisy, tokens, tops, floor, lowest, key, top, heat, V, SIZE, PARTS_BLOCK
+        )
+    token = first_of(noisy, tokens)
+    if (k > 0) & (p < 1.0):
+        low = tl.load(logits + token).to(tl.float32)
+        above = _mass(logits, lowest, low, top, heat, V, BLOCK)
     while (p < 1.0) & (above > 0) & (above >= p * total):
-        token = _propose(logits, floor, least, key, top, heat, V, BLOCK)
-        least = tl.div_rn(tl.load(logits + token).to(tl.float32) - top, heat)
-        above = _mass(logits, least, 1, top, heat, V, BLOCK)
+        low = tl.load(logits + token).to(tl.float32)
+        noisy, tokens = _propose_anew(
+            logits, noisy, tokens, tops, floor, low, key, top, heat, V, SIZE, PARTS_BLOCK
+        )
+        token = first_of(noisy, tokens)
+        low = tl.load(logits + token).to(tl.float32)
+        above = _mass(logits, lowest, low, top, heat, V, BLOCK)
     return token
 
 
 @jit
 def decide_kernel(  # type: ignore[no-untyped-def]
-    logits, positions, temperature, top_k, top_p, log_min_p, seeds, samples, rows, found, noisy,
-    above, proposal, ids, status, V, PARTS, stride,
-    PARTS_BLOCK: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
+    logits, positions, temperature, top_k, top_p, log_min_p, seeds, samples, best, rows, found,
+    noisy, above, proposal, ids, status, V, PARTS, stride,
+    PARTS_BLOCK: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
@@ -130,14 +151,15 @@ def decide_kernel(  # type: ignore[no-untyped-def]
         if (bound > float("-inf")) & (count <= ROOM):
             token = _among_found(logits, found, count, k, p, floor, key, top, heat, ROOM)
         else:
-            token = tl.full([], 0, tl.int32)
-            over = tl.full([], 0.0, tl.float32)
-            if k == 0:
-                token = first_proposal(noisy, proposal, row, PARTS, PARTS_BLOCK)
-                if p < 1.0:
-                    part = tl.arange(0, PARTS_BLOCK)
-                    at = above + row * PARTS + part
-                    over = tl.sum(tl.load(at, mask=part < PARTS, other=0.0), axis=0)
-            total = tl.load(rows + row * 3 + 1)
-            token = _in_row(logits, token, over, total, k, p, floor, key, top, heat, V, BLOCK)
+            part = tl.arange(0, PARTS_BLOCK)
+            at, mask = row * PARTS + part, part < PARTS
+            tops = tl.load(best + at, mask=mask, other=float("-inf"))
+            scores, tokens = proposals(noisy, proposal, row, PARTS, PARTS_BLOCK)
+            masses = tl.load(above + at, mask=mask, other=0.0)
+            if k > 0:  # there are no proposals yet
+                scores = tl.full([PARTS_BLOCK], float("-inf"), tl.float32)
+            token = _in_row(
+                logits, scores, tokens, tops, tl.sum(masses, axis=0), tl.load(rows + row * 3 + 1),
+                k, p, floor, key, top, heat, V, SIZE, BLOCK, PARTS_BLOCK,
+            )  # fmt: skip
         tl.store(ids + row, token.to(tl.int64))

@@ -1,12 +1,13 @@
 """The kernels of `sample_rows` that work on parts of rows, and the one that joins them.
 
-Scores are s = (x - row's maximum) / temperature, rounded as the reference rounds them. A row is
-`active` if it is random and its status is OK; programs of other rows leave at once.
+Scores are s = (x - row's maximum) / temperature, rounded as the reference rounds them where they
+meet a threshold or win; masses, and bounds of what may win, are content without a division.
+Programs of rows that are not random, or whose status is not OK, leave at once.
 """
 
 from __future__ import annotations
 
-from tokenspeed.kernels.noise import bits_of, gumbel_of, row_key, uniform_of
+from tokenspeed.kernels.noise import bits_of, gumbel_of, row_key
 from tokenspeed.kernels.triton_jit import jit, tl
 
 
@@ -52,11 +53,12 @@ def best_noisy(logits, scores, tokens, key, top, heat):  # type: ignore[no-untyp
     A bound of the noise needs no logarithm: -log(-log(1 - u)) < -log(u), and the bits of a float32,
     read as an integer, are at most 2^23 (127 + its log2), short by 0.09 or less (Mitchell 1962). So
     tokens are visited by their bounds, largest first, until no bound reaches the best exact score;
-    mostly that is after one or two.
+    mostly that is after one or two. `scores` may be off by their rounding.
     """
-    rough = uniform_of(bits_of(key, tokens)).to(tl.int32, bitcast=True).to(tl.float32)
-    # 127 log(2), with some room for rounding, and log(2) / 2^23.
-    bound = scores + (88.0307 - 8.262958294867817e-08 * rough)
+    u = bits_of(key, tokens).to(tl.float32) + 0.5  # times 2^31
+    rough = u.to(tl.int32, bitcast=True).to(tl.float32)
+    # (127 + 31) log(2), with some room for rounding, and log(2) / 2^23.
+    bound = scores + (109.5183 - 8.262958294867817e-08 * rough)
     best, token = tl.full([], float("-inf"), tl.float32), tl.full([], 2147483647, tl.int32)
     highest = tl.max(bound, axis=0)
     while (highest >= best) & (highest > float("-inf")):
@@ -72,12 +74,18 @@ def best_noisy(logits, scores, tokens, key, top, heat):  # type: ignore[no-untyp
 
 
 @jit
-def first_proposal(noisy, proposal, row, PARTS, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The best token of the parts of a row."""
+def first_of(noisy, tokens):  # type: ignore[no-untyped-def]
+    """Of the best tokens of a row's parts the best, the lowest of equal ones."""
+    return tl.min(tl.where(noisy == tl.max(noisy, axis=0), tokens, 2147483647), axis=0)
+
+
+@jit
+def proposals(noisy, proposal, row, PARTS, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the parts of a row proposed: noisy scores, tokens."""
     part = tl.arange(0, BLOCK)
-    scores = tl.load(noisy + row * PARTS + part, mask=part < PARTS, other=float("-inf"))
-    tokens = tl.load(proposal + row * PARTS + part, mask=part < PARTS, other=2147483647)
-    return tl.min(tl.where(scores == tl.max(scores, axis=0), tokens, 2147483647), axis=0)
+    at, mask = row * PARTS + part, part < PARTS
+    scores = tl.load(noisy + at, mask=mask, other=float("-inf"))
+    return scores, tl.load(proposal + at, mask=mask, other=2147483647)
 
 
 @jit
@@ -133,7 +141,7 @@ def join_kernel(  # type: ignore[no-untyped-def]
             group = tl.arange(0, BLOCK_G)
             highest = groups + row * PARTS * GROUPS + group
             x = tl.load(highest, mask=group < PARTS * GROUPS, other=float("-inf"))
-            bound = kth_largest(tl.div_rn(x - top, heat), k)
+            bound = kth_largest(x, k)
         tl.store(rows + row * 3, top)
         tl.store(rows + row * 3 + 1, total)
         tl.store(rows + row * 3 + 2, bound)
@@ -146,7 +154,7 @@ def propose_kernel(  # type: ignore[no-untyped-def]
     proposal, V, PARTS, stride, SIZE: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """A part's best noisy score; or its tokens above the bound of top-k, of which the order does
-    not matter.
+    not matter, and which may be some too many: scores that differ here may be equal when rounded.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -154,16 +162,19 @@ def propose_kernel(  # type: ignore[no-untyped-def]
         top, bound = tl.load(rows + row * 3), tl.load(rows + row * 3 + 2)
         i = part * SIZE + tl.arange(0, SIZE)
         logits += row * stride
-        scores = scores_at(logits, i, i < V, top, heat)
+        x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
         if bound > float("-inf"):
-            is_above = (scores >= bound).to(tl.int32)
+            is_above = (x >= bound - 1e-6 * (tl.abs(bound) + tl.abs(top))).to(tl.int32)
             count = tl.sum(is_above, axis=0)
             if count > 0:
                 found += row * (ROOM + 1)
                 to = tl.atomic_add(found + ROOM, count) + tl.cumsum(is_above, axis=0) - 1
                 tl.store(found + to, i, mask=(is_above > 0) & (to < ROOM))
         elif tl.load(top_k + row) == 0:
-            scores = tl.where(scores >= tl.load(log_min_p + row), scores, float("-inf"))
+            scores = (x - top) * (1.0 / heat)
+            floor = tl.load(log_min_p + row)
+            if floor > float("-inf"):
+                scores = tl.where(tl.div_rn(x - top, heat) >= floor, scores, float("-inf"))
             key = row_key(tl.load(seeds + row), tl.load(samples + row), tl.load(positions + row))
             best, token = best_noisy(logits, scores, i, key, top, heat)
             tl.store(noisy + row * PARTS + part, best)
@@ -181,10 +192,11 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
     is_asked = (tl.load(top_p + row) < 1.0) & (tl.load(top_k + row) == 0)
     if (heat > 0) & (tl.load(status + row) == 0) & is_asked:
         top = tl.load(rows + row * 3)
-        token = first_proposal(noisy, proposal, row, PARTS, BLOCK)
+        scores, tokens = proposals(noisy, proposal, row, PARTS, BLOCK)
+        token = first_of(scores, tokens)
         logits += row * stride
-        least = tl.div_rn(tl.load(logits + token).to(tl.float32) - top, heat)
+        low = tl.load(logits + token).to(tl.float32)
         i = part * SIZE + tl.arange(0, SIZE)
-        scores = scores_at(logits, i, i < V, top, heat)
-        total = tl.sum(tl.where(scores > least, tl.exp(scores), 0.0), axis=0)
-        tl.store(above + row * PARTS + part, total)
+        x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
+        masses = tl.where(x > low, tl.exp((x - top) * (1.0 / heat)), 0.0)
+        tl.store(above + row * PARTS + part, tl.sum(masses, axis=0))

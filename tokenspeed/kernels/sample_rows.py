@@ -198,9 +198,9 @@ def _launch_random(
         parts, stride, SIZE=_SIZE, BLOCK=block_of(parts), num_warps=4,
     )  # fmt: skip
     decide_kernel[count,](
-        logits, positions, *params, rows, found, noisy, above, proposal, ids, status,
-        vocab_size, parts, stride, PARTS_BLOCK=block_of(parts), BLOCK=_BLOCK, ROOM=_ROOM,
-        num_warps=16,
+        logits, positions, *params, room.best, rows, found, noisy, above, proposal, ids, status,
+        vocab_size, parts, stride, PARTS_BLOCK=block_of(parts), SIZE=_SIZE, BLOCK=_BLOCK,
+        ROOM=_ROOM, num_warps=16,
     )  # fmt: skip
 
 
