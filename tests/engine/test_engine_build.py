@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,22 @@ def test_a_start_reports_phases_and_spans(
     summaries = [line.split(":")[0].split(" ")[0] for line in lines if "{" not in line]
     assert summaries == ["model", "weights", "kv", "program", "attention", "engine"]
     assert engine.ready.summary.endswith("in float32, level 0, KV cache of 1024 tokens")
+
+
+def test_a_model_without_an_end_says_so(
+    tiny_model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("eos_token_id")
+    (folder / "config.json").write_text(json.dumps(config))
+    tiny_engine(str(folder))
+    assert "names an end-of-sequence token" in caplog.text
+    caplog.clear()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (folder / "vocab.json").write_text(json.dumps({"<end>": 7}))
+    assert tiny_engine(str(folder))._eos_ids == {7}
+    assert "end-of-sequence" not in caplog.text
 
 
 def test_the_pool_limits_an_open_context_but_not_one_that_was_asked_for(tiny_model: str) -> None:

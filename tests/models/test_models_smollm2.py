@@ -13,7 +13,7 @@ from checkpoints import load_ours
 from dense_state import Sequence
 from smollm2_folder import write_smollm2_folder
 
-from tokenspeed.text.source import resolve_model
+from tokenspeed.text.source import eos_token_ids, resolve_model
 from tokenspeed.text.tokenizer import load_tokenizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_smollm2.json").read_text())
@@ -42,11 +42,12 @@ def test_the_folder_is_the_known_one(folder: Path) -> None:
 
 
 def test_the_folders_tokenizer_is_the_files(folder: Path) -> None:
-    ours, theirs = (load_tokenizer(resolve_model(name)) for name in (str(folder), "smollm2"))
+    sources = [resolve_model(name) for name in (str(folder), "smollm2")]
+    ours, theirs = map(load_tokenizer, sources)
     text = "Let's count:  1, 22, 333\n\tdef f(x): return 'naïve 🫠'<|im_end|>"
     assert ours.encode(text) == theirs.encode(text)
     assert ours.chat_template == theirs.chat_template and ours.chat_template
-    assert ours.eos_token_ids == theirs.eos_token_ids == {2}
+    assert [eos_token_ids(source) for source in sources] == [{2}, {2}]
 
 
 @pytest.mark.parametrize("run", ["weights_gguf_fp32_compute_fp32", "weights_bf16_compute_fp32"])

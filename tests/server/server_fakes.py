@@ -35,12 +35,15 @@ def byte_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
-    return Tokenizer(backend, special_tokens={"eos_token": "<|im_end|>"})
+    end = backend.token_to_id("<|im_end|>")
+    return Tokenizer(
+        backend, special_tokens={"eos_token": "<|im_end|>"}, eos_token_ids=frozenset({end})
+    )
 
 
 TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
-EOS = next(iter(TOKENIZER.eos_token_ids))
+(EOS,) = TOKENIZER.eos_token_ids
 
 
 class FakeClient:

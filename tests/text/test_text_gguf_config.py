@@ -152,11 +152,26 @@ def test_llama3_rule_is_recovered_from_its_factors(tmp_path: Path) -> None:
         ({"llama__rope__scaling__type": "su"}, "'su' is not known"),
         ({"llama__attention__layer_norm_rms_epsilon": "x"}, "finite number"),
         ({"llama__block_count": 1 << 20}, "block_count"),
+        ({"llama__rope__freq_base": 0.0}, "freq_base must be a number above 0"),
+        ({"llama__rope__freq_base": -2.0}, "freq_base must be a number above 0"),
+        (
+            {"llama__attention__key_length": 0, "llama__rope__dimension_count": 8},
+            "key_length must be an integer from 1",
+        ),
     ],
 )
 def test_refusals_name_the_cause(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_of(tmp_path, llama_metadata(**extra))
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.inf, math.nan])
+def test_frequency_factors_are_above_zero(tmp_path: Path, factor: float) -> None:
+    for factors in ([factor] * 32, [1.0] * 31 + [factor]):
+        with pytest.raises(ModelError, match="numbers that are not above 0"):
+            config_of(
+                tmp_path, llama_metadata(), EMBEDDING | {"rope_freqs.weight": ((32,), factors)}
+            )
 
 
 def test_all_end_ids(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_golden_prompts(tokenizer: Tokenizer, golden: dict[str, Any]) -> None:
 
 def test_bundled_model_facts(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_token_ids == {2}
     assert [id for id in range(49152) if tokenizer.is_special(id)] == list(range(17))
     assert tokenizer.special_tokens["eos_token"] == "<|im_end|>"
     assert tokenizer.chat_template is not None and "<|im_start|>" in tokenizer.chat_template
@@ -148,6 +147,7 @@ def test_sentencepiece_without_space_prefix(tmp_path: Path) -> None:
         ({"tokenizer__ggml__model": "rwkv"}, "'rwkv' is not known"),
         ({"tokenizer__ggml__pre": "klingon"}, "pre-tokenizer 'klingon'"),
         ({"tokenizer__ggml__tokens": ["a", "a", "b", "c"]}, "twice"),
+        ({"tokenizer__ggml__tokens": ["a", "b" * 1025, "c", "d"]}, "over 1024 characters"),
         ({"tokenizer__ggml__merges": ["ab"]}, "not two tokens"),
         ({"tokenizer__ggml__merges": ["a b c"]}, "not two tokens"),
         ({"tokenizer__ggml__merges": ["x y"]}, "cannot be used"),

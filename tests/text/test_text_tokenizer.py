@@ -11,7 +11,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tokenspeed.request import InvalidRequest
-from tokenspeed.text.source import ModelError, ModelSource, resolve_model
+from tokenspeed.text.source import ModelError, ModelSource, eos_token_ids, resolve_model
 from tokenspeed.text.template_file import read_template_file
 from tokenspeed.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -42,9 +42,10 @@ def write(folder: Path, *, config: dict[str, Any] | None = None, **files: Any) -
 
 def test_settings_name_the_special_tokens(tmp_path: Path) -> None:
     settings = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "<end>"}
-    tokenizer = load_tokenizer(write(tmp_path, tokenizer_config__json=settings))
+    source = write(tmp_path, tokenizer_config__json=settings)
+    tokenizer = load_tokenizer(source)
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "<end>"}
-    assert tokenizer.eos_token_ids == {257}  # no config names one, so the tokenizer's own
+    assert eos_token_ids(source) == {257}  # no config names one, so the tokenizer's own
     assert tokenizer.is_special(257)  # plain in tokenizer.json, but its role makes it special
     assert tokenizer.vocab_size == 259
     ids = tokenizer.encode("ab<end>é")
@@ -60,7 +61,39 @@ def test_ends_come_from_the_configs_first(tmp_path: Path) -> None:
         generation_config__json={"eos_token_id": [8, 9]},
         tokenizer_config__json={"eos_token": "<end>"},
     )
-    assert load_tokenizer(source).eos_token_ids == {7, 8, 9}
+    assert eos_token_ids(source) == {7, 8, 9}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"vocab__json": {"<end>": 9, "a": 1}},
+        {"tokenizer__json": {"added_tokens": [5, {"id": 8}, {"id": 9, "content": "<end>"}]}},
+        {"special_tokens_map__json": {"eos_token": {"content": "<end>"}}},
+    ],
+)
+def test_the_tokenizers_own_end(tmp_path: Path, files: dict[str, Any]) -> None:
+    """Wherever a folder says it; a folder that does not say it has none."""
+    settings: dict[str, Any] = {"eos_token": "<end>"}
+    if "special_tokens_map__json" in files:
+        settings = {"added_tokens_decoder": {"x": {}, "9": {"content": "<end>"}}}
+    files = {"tokenizer__json": {}, "tokenizer_config__json": settings} | files
+    assert eos_token_ids(write(tmp_path, **files)) == {9}
+    named = {"tokenizer_config__json": {"eos_token": "<other>"}, "special_tokens_map__json": {}}
+    assert eos_token_ids(write(tmp_path, **files | named)) == set()
+    named = {"tokenizer_config__json": {}, "special_tokens_map__json": {}}
+    assert eos_token_ids(write(tmp_path, **files | named)) == set()
+
+
+@pytest.mark.parametrize("bad", [-1, "9", True, 1 << 40, None, 9.0])
+def test_an_end_without_a_usable_id_is_none(tmp_path: Path, bad: Any) -> None:
+    source = write(
+        tmp_path,
+        tokenizer_config__json={"eos_token": "<end>", "added_tokens_decoder": [1]},
+        vocab__json={"<end>": bad},
+        tokenizer__json={"added_tokens": {"id": 9, "content": "<end>"}},
+    )
+    assert eos_token_ids(source) == set()
 
 
 def test_special_token_with_id_zero(tmp_path: Path) -> None:
@@ -127,7 +160,6 @@ def test_override_takes_another_tokenizer(tmp_path: Path, smollm2_source: ModelS
     source = write(tmp_path, config={"model_type": "llama", "eos_token_id": 7})
     tokenizer = load_tokenizer(source, override="smollm2")
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_token_ids == {7}
     (tmp_path / "config.json").unlink()  # a folder with a tokenizer alone will do
     assert load_tokenizer(smollm2_source, override=str(tmp_path)).vocab_size == 259
 

@@ -146,6 +146,12 @@ def _join(
     vocab_size, limits = model.config.vocab_size, config.scheduler
     assert limits.chunked_prefill_size is not None, "settled by resolve"
     eos_ids = frozenset(token for token in eos_token_ids(model.source) if token < vocab_size)
+    if not eos_ids:
+        logger.warning(
+            "neither the config nor the tokenizer of %s names an end-of-sequence token: what is "
+            "generated ends at max_tokens or at what a request asks to stop at",
+            model.source.name,
+        )
     scheduler = Scheduler(
         KVManager(groups, num_pages, block_size, config.cache.enable_prefix_caching),
         max_num_seqs=limits.max_num_seqs,

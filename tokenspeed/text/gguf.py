@@ -90,11 +90,13 @@ class Gguf:
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
-    def integer(self, key: str, default: int | None = None, *, high: int = 1 << 31) -> int:
-        """An integer from 0 to `high`; without a default the key must be there."""
+    def integer(
+        self, key: str, default: int | None = None, *, low: int = 0, high: int = 1 << 31
+    ) -> int:
+        """An integer from `low` to `high`; without a default the key must be there."""
         value = self.metadata.get(key, default)
-        if type(value) is not int or not 0 <= value <= high:
-            raise self._wrong(key, value, f"an integer from 0 to {high}")
+        if type(value) is not int or not low <= value <= high:
+            raise self._wrong(key, value, f"an integer from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -105,6 +107,13 @@ class Gguf:
         if not math.isfinite(value):
             raise self._wrong(key, value, "a finite number")
         return float(f"{value:.7g}")
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """The same, above zero."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._wrong(key, value, "a number above 0")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(key, default)

@@ -59,7 +59,7 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
     heads = gguf.integer(f"{name}.attention.head_count")
     if not 0 < heads <= hidden:
         raise ModelError(f"{gguf.path}: {heads} attention heads for a hidden size of {hidden}")
-    head_dim = gguf.integer(f"{name}.attention.key_length", hidden // heads)
+    head_dim = gguf.integer(f"{name}.attention.key_length", hidden // heads, low=1)
     if gguf.integer(f"{name}.attention.value_length", head_dim) != head_dim:
         raise ModelError(f"{gguf.path}: keys and values of different length cannot be served")
     return {
@@ -108,7 +108,7 @@ def _token_ids(gguf: Gguf) -> dict[str, int]:
 
 def _rope(gguf: Gguf, name: str, head_dim: int) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "rope_theta": gguf.number(f"{name}.rope.freq_base", 10000.0),
+        "rope_theta": gguf.positive(f"{name}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(gguf, name),
     }
     rotated = gguf.integer(f"{name}.rope.dimension_count", head_dim)
@@ -150,7 +150,10 @@ def _frequency_factors(gguf: Gguf) -> list[float]:
         raw = file.read(tensor.num_bytes)
     if len(raw) != tensor.num_bytes:
         raise ModelError(f"{gguf.path}: the file is cut inside rope_freqs.weight")
-    return list(struct.unpack(f"<{tensor.shape[0]}f", raw))
+    factors = list(struct.unpack(f"<{tensor.shape[0]}f", raw))
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ModelError(f"{gguf.path}: rope_freqs.weight has numbers that are not above 0")
+    return factors
 
 
 def _llama3_scaling(gguf: Gguf, factors: list[float], theta: float) -> dict[str, Any]:

@@ -23,6 +23,10 @@ from tokenspeed.text.pretokenizers import PRETOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
+MAX_TOKEN_LEN = 1024
+"""Characters. Real ones have some hundreds at most (runs of spaces); finding the merges of a
+sentencepiece token takes the square of its length.
+"""
 _REMEDY = "give the model's own tokenizer with --tokenizer"
 
 
@@ -32,6 +36,8 @@ def build_tokenizer(gguf: Gguf) -> Tokenizer:
     tokens = gguf.array("tokenizer.ggml.tokens", str)
     if not tokens or len(set(tokens)) != len(tokens):
         raise ModelError(f"{gguf.path}: the vocabulary is empty or names a token twice; {_REMEDY}")
+    if max(map(len, tokens)) > MAX_TOKEN_LEN:
+        raise ModelError(f"{gguf.path}: a token has over {MAX_TOKEN_LEN} characters; {_REMEDY}")
     kinds = gguf.array("tokenizer.ggml.token_type", int) or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise ModelError(f"{gguf.path}: {len(tokens)} tokens but {len(kinds)} token types")

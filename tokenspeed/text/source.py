@@ -20,6 +20,7 @@ from tokenspeed.text.gguf import TensorInfo, read_gguf
 from tokenspeed.text.gguf_config import gguf_config, gguf_generation_config
 from tokenspeed.text.hub import download
 from tokenspeed.text.json_file import read_json
+from tokenspeed.text.special_tokens import end_token_id
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def resolve_model(
 
 
 def eos_token_ids(source: ModelSource) -> frozenset[int]:
-    """Every id that ends a generation, by the config and the generation config."""
+    """Every id that ends a generation, by the config and the generation config, or where these
+    name none, by the tokenizer. There may be none at all.
+    """
     found: set[int] = set()
     for config in (source.config, source.generation_config):
         value = config.get("eos_token_id")
@@ -94,6 +97,9 @@ def eos_token_ids(source: ModelSource) -> frozenset[int]:
         if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
             raise ModelError(f"{source.path}: eos_token_id must be ids, got {repr(value)[:60]}")
         found.update(ids)
+    if not found and source.kind == "folder":
+        id = end_token_id(source.path)
+        found.update([] if id is None else [id])
     return frozenset(found)
 
 

@@ -21,12 +21,12 @@ from tokenspeed.text.gguf_tokenizer import build_tokenizer, special_token_ids
 from tokenspeed.text.json_file import read_json
 from tokenspeed.text.slow_tokenizer import convert_slow_tokenizer
 from tokenspeed.text.source import ModelSource, eos_token_ids, locate
+from tokenspeed.text.special_tokens import special_tokens
 from tokenspeed.text.template_file import read_template
 from tokenspeed.text.vocabulary import Spelling, Vocabulary
 
 MAX_TOKENIZER_BYTES = 512 << 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class Tokenizer:
@@ -54,8 +54,7 @@ class Tokenizer:
         self.spelling: Spelling = self._vocabulary.spelling
         self.drops_leading_space = self._vocabulary.drops_leading_space
         self.chat_template = chat_template
-        own_eos = self._special_id("eos_token")
-        self.eos_token_ids = eos_token_ids or frozenset(() if own_eos is None else {own_eos})
+        self.eos_token_ids = eos_token_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with special tokens, what the model expects around it (usually a BOS)."""
@@ -85,11 +84,6 @@ class Tokenizer:
 
     def is_special(self, id: int) -> bool:
         return id in self._vocabulary.special_ids
-
-    def _special_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        id: int | None = None if token is None else self._backend.token_to_id(token)
-        return id
 
 
 def load_tokenizer(source: ModelSource, override: str | None = None) -> Tokenizer:
@@ -121,7 +115,7 @@ def _from_folder(folder: Path, source: ModelSource) -> Tokenizer:
     _add_missing_tokens(backend, settings, folder)
     return Tokenizer(
         backend,
-        special_tokens=_special_tokens(settings, folder),
+        special_tokens=special_tokens(folder),
         eos_token_ids=eos_token_ids(source),
         chat_template=read_template(folder, settings),
     )
@@ -137,18 +131,6 @@ def _read_backend(folder: Path) -> Backend:
         return Backend.from_file(str(file))
     except Exception as error:  # the Rust side raises bare Exception
         raise ModelError(f"{file}: not a usable tokenizer: {error}") from None
-
-
-def _special_tokens(settings: dict[str, Any], folder: Path) -> dict[str, str]:
-    """tokenizer_config.json spells a token as text or as {"content": text, ...}."""
-    settings = {**read_json(folder / "special_tokens_map.json"), **settings}
-    found = {}
-    for name in _SPECIAL_NAMES:
-        value = settings.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str) and text:
-            found[name] = text
-    return found
 
 
 def _add_missing_tokens(backend: Backend, settings: dict[str, Any], folder: Path) -> None:
