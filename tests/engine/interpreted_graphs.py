@@ -10,6 +10,7 @@ from engine_tiny import Outcome, request, run, tiny_engine
 from tokenspeed.compile.cudagraph import GraphPool
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.piece_graphs import PieceGraphs
 from tokenspeed.engine.prefill_graphs import PrefillGraphs
 from tokenspeed.engine.worker import Graphs, Worker
 
@@ -17,35 +18,47 @@ from tokenspeed.engine.worker import Graphs, Worker
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
-def record(engine: Engine) -> None:
-    """What is recorded on a GPU before it is ready."""
+def record(engine: Engine, prefill_sizes: tuple[int, ...]) -> None:
+    """What is recorded on a GPU before it is ready. Steps with prompt tokens for which there is no
+    whole recording are recorded piece by piece.
+    """
     worker = engine._worker
     assert isinstance(worker, Worker)
     model, attention, slots = worker._executable, worker._attention, worker.slots
     pool = GraphPool(slots.device)
+    pieces = PieceGraphs(model, attention, slots, pool, 12)  # type: ignore[arg-type]
     graphs = Graphs(
         DecodeGraphs(model, attention, slots, (2, 4), pool),  # type: ignore[arg-type]
         PrefillGraphs(model, attention, slots, pool),  # type: ignore[arg-type]
+        pieces,
     )
-    for size in (16, 8):
+    for size in (12, 6):
+        pieces.record(size)
+    for size in prefill_sizes:
         graphs.prefill.record(size)
     for size in (4, 2):
         graphs.decode.record(size)
     worker._graphs = graphs
 
 
-def outcomes(folder: str, backend: str, is_recorded: bool) -> dict[str, Outcome]:
+def outcomes(
+    folder: str, backend: str, prefill_sizes: tuple[int, ...] | None = None
+) -> dict[str, Outcome]:
     engine = tiny_engine(folder, attention_backend=backend, level=0, chunked_prefill_size=12)
-    if is_recorded:
-        record(engine)
+    if prefill_sizes is not None:
+        record(engine, prefill_sizes)
     prompts = [[(7 * i + j) % 50 + 1 for j in range(3 + 6 * i)] for i in range(3)]
     return run(engine, [request(f"r{i}", ids, max_tokens=5) for i, ids in enumerate(prompts)])
 
 
-@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
-def test_triton_gives_the_tokens_of_torch(tiny_model: str, is_recorded: bool) -> None:
-    want = outcomes(tiny_model, "torch", False)
-    got = outcomes(tiny_model, "triton", is_recorded)
+@pytest.mark.parametrize(
+    "prefill_sizes", [None, (16, 8), ()], ids=["launched", "recorded", "in pieces"]
+)
+def test_triton_gives_the_tokens_of_torch(
+    tiny_model: str, prefill_sizes: tuple[int, ...] | None
+) -> None:
+    want = outcomes(tiny_model, "torch")
+    got = outcomes(tiny_model, "triton", prefill_sizes)
     assert {k: v.token_ids for k, v in got.items()} == {k: v.token_ids for k, v in want.items()}
     for name, outcome in got.items():
         for ours, theirs in zip(outcome.logprobs, want[name].logprobs, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenspeed.batch import Batch
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
-from tokenspeed.config import CompileConfig
+from tokenspeed.config import CompileConfig, Config, SchedulerConfig
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.prefill_graphs import ROWS, PrefillGraphs
 from tokenspeed.engine.record_graphs import record_graphs
@@ -34,8 +34,12 @@ class DeviceSteps:
     def __init__(self) -> None:
         self.steps: list[DeviceStep] = []
 
-    def plan_device(self, step: DeviceStep) -> None:
+    def plan_device(self, step: DeviceStep, results: Tensor | None = None) -> None:
         self.steps.append(step)
+
+    def room_for_results(self, num_tokens: int) -> Tensor:
+        assert num_tokens == 0, "without layers no step is worth pieces"
+        return torch.empty(0)
 
     def attend(self, *arguments: Any) -> Tensor:
         raise AssertionError("the model has no attention")
@@ -60,6 +64,10 @@ def make_worker(*sizes: int, tokens: tuple[int, ...] = ()) -> tuple[Worker, Devi
         model, attention, slots, vocab_size=VOCAB, eos_ids=frozenset({1}), graphs=graphs
     )
     return worker, attention
+
+
+def settled(settings: CompileConfig) -> Config:
+    return Config(compile=settings, scheduler=SchedulerConfig(chunked_prefill_size=8192))
 
 
 def prompts(worker: Worker, count: int, **params: Any) -> None:
@@ -95,7 +103,7 @@ def test_a_second_phase_that_raises_appends_nothing(
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"tokenspeed.engine.worker.{what}", fail)
+        patch.setattr(f"tokenspeed.engine.step.{what}", fail)
         with pytest.raises(torch.OutOfMemoryError):
             launched.sample()
     fresh = make_worker()[0]
@@ -263,10 +271,10 @@ def test_what_has_no_memory_is_not_recorded(
 
     for module in ("decode_graphs", "prefill_graphs"):
         monkeypatch.setattr(f"tokenspeed.engine.{module}.Recording", Full)
-    settings = CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 4))
+    config = settled(CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 4)))
     worker.slots.max_len = 100
     parts = worker._executable, attention, worker.slots
-    graphs = record_graphs(settings, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
+    graphs = record_graphs(config, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
     assert graphs is not None and len(graphs) == 3
     assert (graphs.prefill.sizes, graphs.decode.sizes) == ([32, 64], [2])
     assert "no memory for 3 of 6 CUDA graphs" in caplog.text
@@ -285,10 +293,13 @@ def test_a_recording_that_fails_otherwise_ends_the_start(monkeypatch: pytest.Mon
         raise RuntimeError("misaligned address")
 
     monkeypatch.setattr(DecodeGraphs, "record", fail)
-    settings = CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 4), disable_prefill_graph=True)
+    sizes = (1, 2, 4)
+    config = settled(
+        CompileConfig(level=2, cudagraph_capture_sizes=sizes, disable_prefill_graph=True)
+    )
     parts = worker._executable, attention, worker.slots
     with pytest.raises(RuntimeError, match="misaligned"):
-        record_graphs(settings, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
+        record_graphs(config, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
 
 
 def test_a_level_that_cannot_be_is_refused(tiny_model: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.runner import Executable
-from tokenspeed.engine import build, worker
+from tokenspeed.engine import build, step
 from tokenspeed.engine.engine import Engine
 from tokenspeed.request import GenerateRequest, InvalidRequest
 
@@ -184,7 +184,7 @@ def test_a_result_that_cannot_be_fetched_ends_its_requests(
         raise RuntimeError("device lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tokenspeed.engine.worker.Step.result", no_result)
+        patch.setattr("tokenspeed.engine.step.Step.result", no_result)
         found = run(engine, [request("a", [5, 6]), request("b", [7])])
     assert {outcome.error for outcome in found.values()} == {
         "the engine failed on this request: RuntimeError: device lost"
@@ -200,8 +200,8 @@ def test_a_second_phase_that_raises_once_costs_nobody_a_token(
     what: str,
 ) -> None:
     engine = make(Faulty)
-    name = f"tokenspeed.engine.worker.{what}"
-    real, calls = getattr(worker, what), itertools.count()
+    name = f"tokenspeed.engine.step.{what}"
+    real, calls = getattr(step, what), itertools.count()
 
     def fail_once(*arguments: Any) -> Any:
         if next(calls) == 7:
@@ -227,7 +227,7 @@ def test_a_lost_device_ends_the_engine(
     monkeypatch.setattr("tokenspeed.engine.worker.Worker.check_device", fail)
     prompt = [5, POISON] if where == "launch" else [5, 6]
     if where == "result":
-        monkeypatch.setattr("tokenspeed.engine.worker.Step.result", fail)
+        monkeypatch.setattr("tokenspeed.engine.step.Step.result", fail)
     engine.add(request("a", prompt))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         while engine.has_work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ VOCAB, BLOCK = 64, 4
 
 class Arithmetic:
     """After token t at position p comes (5 t + p) mod VOCAB, twice as likely as token 0."""
+
+    layers = SimpleNamespace(steps=[])
+    num_weights = 0
 
     def __init__(self) -> None:
         self.head_rows: list[int] = []

@@ -8,7 +8,8 @@ CUDA a recording is the function itself, run anew into the same tensors: the ora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,27 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.handle: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._handle: Any = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[torch.cuda.CUDAGraph | None]:
+        """Record what is launched meanwhile; None without CUDA, where it is run. `torch.cuda.graph`
+        would empty the allocator's caches each time, which takes longer than the recording.
+        """
+        if self._stream is None:
+            yield None
+            return
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(self._handle, capture_error_mode="thread_local")
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
 
 
 class Recording:
@@ -45,8 +66,7 @@ class Recording:
             for _ in range(_WARMUPS):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool.handle):
+        with pool.recording() as self._graph:
             self.results = run()
 
     def replay(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,30 @@ from tokenspeed.compile.plan import (
 )
 from tokenspeed.kernels.tables import SEQUENCE_CALLS
 
-_Step = tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]], int, int, tuple[int, ...]]
-"""What to run, how to pick its arguments, where its results go (first slot, end slot; end 0: a bare
-tensor), and the slots that are dead afterwards.
-"""
+
+class PlanStep(NamedTuple):
+    """A row of a plan, with its arguments and results by slot."""
+
+    run: Callable[..., Any]
+    pick: Callable[[list[Any]], tuple[Any, ...]]
+    """Its arguments out of all slots."""
+    begin: int
+    """Where its results go, up to `end`."""
+    end: int
+    """0: the result is a bare tensor, that of a sequence call."""
+    read: tuple[int, ...]
+    """The slots of its arguments."""
+    dead: tuple[int, ...]
+    """The slots that nothing reads afterwards."""
+
+    @property
+    def is_call(self) -> bool:
+        """Is it a sequence call, or else a piece?"""
+        return self.end == 0
+
+
+X_SLOT = 1
+"""The slot of a function's first input; slot 0 is T."""
 
 
 class BindingError(ValueError):
@@ -48,10 +68,11 @@ class Executable:
     def __init__(self, program: Program, model: nn.Module) -> None:
         weights: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         weights |= dict(model.named_buffers(remove_duplicate=False))
+        self.num_weights = sum(weight.numel() for weight in set(weights.values()))
         plan, pieces = program.plan, program.pieces
-        self._embed = _Function(plan.embed, 1, pieces, weights)
-        self._forward = _Function(plan.forward, 2, pieces, weights)
-        self._head = _Function(plan.head, 1, pieces, weights)
+        self._embed = Function(plan.embed, 1, pieces, weights)
+        self.layers = Function(plan.forward, 2, pieces, weights)
+        self._head = Function(plan.head, 1, pieces, weights)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids [T] -> x [T, hidden]."""
@@ -62,14 +83,14 @@ class Executable:
         `rows` alone, int64 [R] with R > 0: what comes behind the last sequence call works token by
         token, and then on no others.
         """
-        return self._forward(x, positions, rows=rows)
+        return self.layers(x, positions, rows=rows)
 
     def head(self, rows: Tensor) -> Tensor:
         """Hidden states [N, hidden] -> logits [N, vocabulary]."""
         return self._head(rows)
 
 
-class _Function:
+class Function:
     """One function's steps over a list of slots: T, inputs, weights and constants, results."""
 
     def __init__(
@@ -79,9 +100,9 @@ class _Function:
         pieces: Mapping[str, Piece],
         weights: Mapping[str, Tensor],
     ) -> None:
-        self._initial: list[Any] = [None] * (1 + num_inputs)
+        self._initial: list[Any] = [None] * (X_SLOT + num_inputs)
         self._slots: dict[Argument, int] = {Tokens(): 0}
-        self._slots |= {Input(i): 1 + i for i in range(num_inputs)}
+        self._slots |= {Input(i): X_SLOT + i for i in range(num_inputs)}
         for arg in (arg for row in plan.rows for arg in row.args):
             if isinstance(arg, Weight | Constant | Number) and arg not in self._slots:
                 self._slots[arg] = len(self._initial)
@@ -91,47 +112,57 @@ class _Function:
                 self._slots[Value(number, output)] = len(self._initial)
                 self._initial.append(None)
         self._result = self._slots[plan.output]
-        self._inputs = slice(1, 1 + num_inputs)
-        self._tail = _tail(plan)
-        self._tail_slots = sorted(self._slots[arg] for arg in _read_by_tail(plan, self._tail))
-        dead = _dead_values(plan)
-        self._steps = [
+        self._inputs = slice(X_SLOT, X_SLOT + num_inputs)
+        tail, dead = _tail(plan), _dead_values(plan)
+        steps = [
             self._step(number, row, pieces, dead[number]) for number, row in enumerate(plan.rows)
         ]
+        self.steps = steps[:tail]
+        """Up to the last sequence call."""
+        self._tail = steps[tail:]
+        self.read_by_tail = sorted(self._slots[arg] for arg in _read_by_tail(plan, tail))
+        """The slots that `finish` needs: of tensors by token."""
 
     def __call__(self, *inputs: Tensor, rows: Tensor | None = None) -> Tensor:
+        values = self.begin(*inputs)
+        with torch.no_grad():
+            run_steps(self.steps, values)
+            return self.finish(values, rows)
+
+    def begin(self, *inputs: Tensor) -> list[Any]:
+        """All slots before the first step."""
         values = self._initial.copy()
         values[0] = inputs[0].shape[0]
         values[self._inputs] = inputs
-        with torch.no_grad():
-            if rows is None:
-                _run(self._steps, values)
-            else:
-                _run(self._steps[: self._tail], values)
-                self._choose(values, rows)
-                _run(self._steps[self._tail :], values)
+        return values
+
+    def finish(self, values: list[Any], rows: Tensor | None = None) -> Tensor:
+        """The result, from the slots as `steps` leave them: of all tokens, or of `rows` alone."""
+        if rows is not None:
+            total, values[0] = values[0], rows.shape[0]
+            for slot in self.read_by_tail:
+                assert values[slot].shape[0] == total, f"{values[slot].shape} is not by token"
+                values[slot] = values[slot][rows]
+        run_steps(self._tail, values)
         result: Tensor = values[self._result]
         return result
 
-    def _choose(self, values: list[Any], rows: Tensor) -> None:
-        """Leave `rows` alone of all tokens that the tail reads."""
-        total, values[0] = values[0], rows.shape[0]
-        for slot in self._tail_slots:
-            assert values[slot].shape[0] == total, f"{values[slot].shape} is not by token"
-            values[slot] = values[slot][rows]
-
-    def _step(self, number: int, row: Row, pieces: Mapping[str, Piece], dead: list[Value]) -> _Step:
+    def _step(
+        self, number: int, row: Row, pieces: Mapping[str, Piece], dead: list[Value]
+    ) -> PlanStep:
         slots = tuple(self._slots[arg] for arg in row.args)
         pick = itemgetter(*slots) if len(slots) > 1 else lambda v: tuple(v[slot] for slot in slots)
         begin = self._slots[Value(number, 0)]
         freed = tuple(self._slots[value] for value in dead)
         if isinstance(row, PieceCall):
-            return pieces[row.piece], pick, begin, begin + row.num_outputs, freed
-        return SEQUENCE_CALLS[row.op].run, pick, begin, 0, freed
+            end = begin + row.num_outputs
+            return PlanStep(pieces[row.piece], pick, begin, end, slots, freed)
+        return PlanStep(SEQUENCE_CALLS[row.op].run, pick, begin, 0, slots, freed)
 
 
-def _run(steps: Sequence[_Step], values: list[Any]) -> None:
-    for run, pick, begin, end, dead in steps:
+def run_steps(steps: Sequence[PlanStep], values: list[Any]) -> None:
+    """Run them one after the other, from and into the slots."""
+    for run, pick, begin, end, _, dead in steps:
         if end:
             values[begin:end] = run(*pick(values))
         else:

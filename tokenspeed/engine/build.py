@@ -224,7 +224,7 @@ def _build_worker(
         scratch_page=pool.scratch_page,
     )
     attention = pending.result(groups, pool, slots)
-    graphs = record_graphs(config.compile, executable, attention, slots, progress)
+    graphs = record_graphs(config, executable, attention, slots, progress)
     compile_kernels(vocab_size, pool.keys[0].dtype, device)  # the cache's is the model's
     keep_kernels()
     worker = Worker(

@@ -10,6 +10,7 @@ served gets a delta with an error; only a bug in the loop itself ends the proces
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -149,6 +150,7 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
 
     try:
         engine = build_engine(launch.config, progress)
+        gc.freeze()  # a collection that walks all that is here now takes 0.3 s, between two steps
     except (ModelError, ConfigError) as error:  # the front logs it
         link.announce(Failed(str(error)))
         return 1

@@ -16,35 +16,24 @@ runs on one thread, under inference mode.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import msgspec
 import torch
 from torch import Tensor
 
-from tokenspeed.batch import (
-    Batch,
-    Row,
-    RowResult,
-    SequenceState,
-    SlotStart,
-    StepResult,
-    forward_context,
-)
+from tokenspeed.batch import Batch, Row, SequenceState, SlotStart, forward_context
+from tokenspeed.compile.piecewise import PiecewiseForward
 from tokenspeed.engine.decode_graphs import DecodeGraphs, Executable
-from tokenspeed.engine.grammars import unpack
-from tokenspeed.engine.logprobs import Scores, score, score_hidden
-from tokenspeed.engine.pinned import Fetch, send
+from tokenspeed.engine.logprobs import Scores, score_hidden
+from tokenspeed.engine.piece_graphs import PieceGraphs, run_piecewise
+from tokenspeed.engine.pinned import send
 from tokenspeed.engine.prefill_graphs import PrefillGraphs, device_step
-from tokenspeed.engine.sampler import ERRORS, SamplingPlan, plan_sampling, sample
+from tokenspeed.engine.sampler import SamplingPlan, plan_sampling
 from tokenspeed.engine.slots import QueryTokens, Slots
+from tokenspeed.engine.step import SampledRows, Step
 from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention
-from tokenspeed.kernels.sample_rows import NOT_FINITE, OK
-from tokenspeed.request import TokenLogprob
 
 
 @runtime_checkable
@@ -55,29 +44,19 @@ class HostAttention(SequenceState, Protocol):
 
 
 @dataclass(frozen=True)
-class _SampledRows:
-    """The R rows of a step that are sampled, in row order. `lengths` [R]: tokens before the new
-    one; `bound` is at least their maximum, known without asking the device. `graphs`: they come
-    from one of these.
-    """
-
-    starts: list[SlotStart]
-    slots: Tensor
-    lengths: Tensor
-    bound: int
-    logits: Tensor
-    graphs: DecodeGraphs | None = None
-
-
-@dataclass(frozen=True)
 class Graphs:
-    """Recorded steps: of decodes alone, and small ones with prompt tokens."""
+    """Recorded steps: of decodes alone, small ones with prompt tokens, and the pieces of others."""
 
     decode: DecodeGraphs
     prefill: PrefillGraphs
+    pieces: PieceGraphs | None = None
 
     def __len__(self) -> int:
-        return len(self.decode.sizes) + len(self.prefill.sizes)
+        return len(self.decode.sizes) + len(self.prefill.sizes) + len(self.pieces or ())
+
+    def pieces_for(self, num_tokens: int) -> PiecewiseForward | None:
+        """The graphs between the attentions of a step of so many tokens, if there are any."""
+        return None if self.pieces is None else self.pieces.find(num_tokens)
 
 
 class Worker:
@@ -114,13 +93,17 @@ class Worker:
             if found is not None:
                 return Step(self, batch, starts, *found, [None] * len(starts))
         query = self.slots.inputs(batch.rows)
-        self._plan_attention(batch.rows, query)
+        pieces = self._graphs and self._graphs.pieces_for(batch.num_tokens)
+        self._plan_attention(batch.rows, query, pieces.results if pieces else None)
         last = query.ends - 1
         scored = any(start.params.prompt_logprobs is not None for start in starts)
         with forward_context(self._attention):
-            x = self._executable.embed(query.ids)
             rows = None if scored or last.shape == query.ids.shape else last
-            hidden = self._executable.forward(x, query.positions, rows)
+            if pieces:
+                hidden = run_piecewise(pieces, query, rows)
+            else:
+                x = self._executable.embed(query.ids)
+                hidden = self._executable.forward(x, query.positions, rows)
         prompt_scores: list[Scores | None] = [None] * len(starts)
         if scored:
             prompt_scores = [
@@ -133,14 +116,14 @@ class Worker:
 
     def _launch_graph(
         self, graphs: Graphs, rows: list[Row], starts: list[SlotStart]
-    ) -> tuple[_SampledRows | None, Tensor | None] | None:
+    ) -> tuple[SampledRows | None, Tensor | None] | None:
         """The rows that are sampled, and the logits of the others; None: there is no such graph."""
         if all(row.decode for row in rows):
             found = graphs.decode.forward([row.slot for row in rows])
             if found is None:
                 return None
             bound = max(row.start for row in rows) + 1
-            return _SampledRows(starts, found[2], found[1], bound, found[0], graphs.decode), None
+            return SampledRows(starts, found[2], found[1], bound, found[0], graphs.decode), None
         if any(start.params.prompt_logprobs is not None for start in starts):
             return None
         found = graphs.prefill.forward(rows)
@@ -154,7 +137,7 @@ class Worker:
         others = None
         if len(chosen) < len(rows):
             others = logits[send([i for i, row in enumerate(rows) if not row.sample], self._device)]
-        sampled = _SampledRows(
+        sampled = SampledRows(
             starts=[starts[i] for i in chosen],
             slots=slots[which],
             lengths=lengths[which],
@@ -163,7 +146,7 @@ class Worker:
         )
         return sampled, others
 
-    def _plan_attention(self, rows: list[Row], query: QueryTokens) -> None:
+    def _plan_attention(self, rows: list[Row], query: QueryTokens, results: Tensor | None) -> None:
         contexts, ends = [row.start + row.num_tokens for row in rows], _ends(rows)
         if isinstance(self._attention, HostAttention):
             tables = self.slots.page_tables(rows)
@@ -172,7 +155,7 @@ class Worker:
         decodes = sum(1 for _ in itertools.takewhile(lambda row: row.num_tokens == 1, rows))
         host = self._host_step(rows[decodes:])
         step = device_step(query, len(rows), ends[-1], max(contexts), decodes, host)
-        self._attention.plan_device(step)
+        self._attention.plan_device(step, results)
 
     def _host_step(self, chunks: list[Row]) -> AttentionStep | None:
         """What the host knows of the rows behind the decodes: nothing, if one of them stands where
@@ -191,7 +174,7 @@ class Worker:
 
     def _sampled_rows(
         self, rows: list[Row], starts: list[SlotStart], query: QueryTokens, hidden: Tensor
-    ) -> tuple[_SampledRows | None, Tensor | None]:
+    ) -> tuple[SampledRows | None, Tensor | None]:
         """The sampled rows, and the hidden states of the others: `hidden` [R, H] are those of each
         row's last query token.
         """
@@ -203,7 +186,7 @@ class Worker:
             if not chosen:
                 return None, others
             which = send(chosen, self._device)
-        sampled = _SampledRows(
+        sampled = SampledRows(
             starts=[starts[i] for i in chosen],
             slots=query.slots[which],
             lengths=query.lengths[which],
@@ -229,118 +212,6 @@ class Worker:
         return self._plan[1]
 
 
-class Step:
-    """A launched step. Its second phase comes before the next launch that continues its rows."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        batch: Batch,
-        starts: list[SlotStart],
-        rows: _SampledRows | None,
-        others: Tensor | None,
-        prompt_scores: list[Scores | None],
-    ) -> None:
-        """`others` are the model's results at the last token of each row that is not sampled."""
-        self.batch = batch
-        self._worker = worker
-        self._starts = starts
-        self._rows = rows
-        self._others: Fetch | None = None
-        if others is not None:  # as in `sample`, one sum instead of a test of each
-            self._others = Fetch(others.sum(dim=-1, dtype=torch.float32).isfinite())
-        self._prompt_scores = [None if each is None else _fetch(each) for each in prompt_scores]
-        self._scores: Fetch | None = None
-        self._sampled: Fetch | None = None
-
-    @torch.inference_mode()
-    def sample(self, masks: Tensor | None = None) -> None:
-        """Sample the rows that are to be, append to the slots, score. If it raises, nothing is
-        appended. `masks`: packed words on the host, int32 [R, ceil(V / 32)], for the sampled rows.
-        """
-        rows = self._rows
-        if rows is None:
-            return
-        try:
-            self._sample(rows, masks)
-        except BaseException:
-            self._worker.slots.retract(rows.slots, rows.lengths)
-            raise
-
-    def _sample(self, rows: _SampledRows, masks: Tensor | None) -> None:
-        plan = self._worker.sampling_plan(rows.starts)
-        if rows.graphs is not None and plan.edits is None and masks is None:
-            sampled = rows.graphs.sample(plan)
-        else:
-            slots = self._worker.slots
-            tokens = slots.tokens[:, : rows.bound]
-            allowed = None if masks is None else unpack(masks, rows.logits)
-            sampled = sample(rows.logits, plan, tokens, rows.lengths, allowed)
-            slots.extend(rows.slots, rows.lengths, sampled.ids, sampled.status == OK)
-        asked = [i for i, start in enumerate(rows.starts) if start.params.logprobs is not None]
-        if asked:
-            with_top = any(rows.starts[i].params.logprobs for i in asked)
-            which = send(asked, rows.logits.device)
-            self._scores = _fetch(score(rows.logits[which], sampled.ids[which], with_top))
-        self._sampled = Fetch(sampled.ids, sampled.status)
-
-    def result(self) -> StepResult:
-        """Wait for the step, not for those launched behind it; one result a row, in row order."""
-        sampled = iter(self._sampled_results())
-        others = iter(() if self._others is None else self._others.wait()[0].tolist())
-        results = []
-        for row, start, fetch in zip(
-            self.batch.rows, self._starts, self._prompt_scores, strict=True
-        ):
-            result = RowResult(slot=row.slot, generation=row.generation)
-            if row.sample:
-                result = next(sampled)
-            elif not next(others):
-                result = _failed(result, ERRORS[NOT_FINITE])
-            if fetch is not None:
-                scores = Scores(*fetch.wait())
-                counts = [start.params.prompt_logprobs or 0] * len(scores.ids)
-                result = _with_prompt(result, scores.entries(counts))
-            results.append(result)
-        return StepResult(batch=self.batch, rows=results)
-
-    def _sampled_results(self) -> list[RowResult]:
-        if self._rows is None:
-            return []
-        assert self._sampled is not None, "result() before sample()"
-        starts = self._rows.starts
-        ids, statuses = self._sampled.wait()
-        entries: Iterator[TokenLogprob] = iter(())
-        if self._scores is not None:
-            asked = [start.params.logprobs for start in starts]
-            counts = [count for count in asked if count is not None]
-            entries = iter(Scores(*self._scores.wait()).entries(counts))
-        results = []
-        for start, token, status in zip(starts, ids.tolist(), statuses.tolist(), strict=True):
-            logprobs = None if start.params.logprobs is None else [next(entries)]
-            result = RowResult(
-                slot=start.slot, generation=start.generation, token_ids=[token], logprobs=logprobs
-            )
-            if status != OK:
-                result = _failed(result, ERRORS[status])
-            results.append(result)
-        return results
-
-
-def _fetch(scores: Scores) -> Fetch:
-    return Fetch(scores.ids, scores.chosen, scores.top_ids, scores.top)
-
-
 def _ends(rows: list[Row]) -> list[int]:
     """Where each row's query tokens end among the step's."""
     return list(itertools.accumulate(row.num_tokens for row in rows))
-
-
-def _failed(result: RowResult, error: str) -> RowResult:
-    return RowResult(slot=result.slot, generation=result.generation, error=error)
-
-
-def _with_prompt(result: RowResult, entries: list[TokenLogprob]) -> RowResult:
-    if result.error is None and not all(math.isfinite(entry.logprob) for entry in entries):
-        return _failed(result, ERRORS[NOT_FINITE])
-    return msgspec.structs.replace(result, prompt_logprobs=entries)

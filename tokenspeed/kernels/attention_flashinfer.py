@@ -252,8 +252,8 @@ class FlashInferAttention(TritonAttention):
                 self._prefills.append(prefill)
                 self._prefill_of |= dict.fromkeys(group.layers, prefill)
 
-    def plan_device(self, step: DeviceStep) -> None:
-        super().plan_device(step)
+    def plan_device(self, step: DeviceStep, results: Tensor | None = None) -> None:
+        super().plan_device(step, results)
         host = step.host
         self._is_planned = host is not None and host.query_starts[-1] >= MIN_TOKENS
         if host is not None and self._is_planned:

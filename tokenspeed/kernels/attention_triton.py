@@ -35,6 +35,9 @@ class TritonAttention:
         self._step: DeviceStep | None = None
         self._decodes: DeviceStep | None = None
         self._chunks: DeviceStep | None = None
+        self._results: Tensor | None = None
+        widths = [group.spec.num_heads * group.spec.head_dim for group in groups]
+        self._result = pool.keys[0].new_empty(max(widths))
         for group, table in zip(groups, tables, strict=True):
             spec = group.spec
             room = paged_decode.workspace_for(
@@ -47,11 +50,14 @@ class TritonAttention:
                 )  # fmt: skip
                 self._workspaces[layer] = room
 
-    def plan_device(self, step: DeviceStep) -> None:
+    def plan_device(self, step: DeviceStep, results: Tensor | None = None) -> None:
         only_decodes = step.max_query_len == 1
-        self._step = step
+        self._step, self._results = step, results
         self._decodes = step if only_decodes else step.decodes() if step.num_decodes else None
         self._chunks = None if only_decodes else step.chunks()
+
+    def room_for_results(self, num_tokens: int) -> Tensor:
+        return self._result.new_empty(num_tokens * len(self._result))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
         """Write k and v [T, Hkv, D] into the layer's pages, attend with q [T, Hq, D] -> [T, Hq, D].
@@ -82,7 +88,10 @@ class TritonAttention:
     ) -> Tensor:
         step, paged = self._step, self._layers[layer]
         assert step is not None, "attention before plan_device"
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if self._results is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        else:
+            out = self._results[: q.numel()].view(q.shape)
         if self._decodes is not None:
             room = self._workspaces[layer]
             paged_decode.launch(q, k, v, paged, self._decodes, room, sinks, prologue, out)

@@ -93,7 +93,11 @@ class DeviceAttention(SequenceState, FusesPrologue, Protocol):
 
     fuses_prologue: ClassVar[bool]
 
-    def plan_device(self, step: DeviceStep) -> None:
+    def plan_device(self, step: DeviceStep, results: Tensor | None = None) -> None:
         """Keep `step` for the calls to come: no copy, no wait for the device, no allocation, unless
-        it brings what the `host` knows.
+        it brings what the `host` knows. With `results` (one dimension, room for every token's) each
+        call leaves its result there, where the next call overwrites it, instead of in a new tensor.
         """
+
+    def room_for_results(self, num_tokens: int) -> Tensor:
+        """A tensor for `plan_device` that holds the results of any layer."""
