@@ -113,7 +113,7 @@ def test_a_recipe_in_detail() -> None:
         "--gpu-memory-utilization": "works",
         "--max-num-seqs": "works",
         "--chunked-prefill-size": "works",
-        "--reasoning-parser": "refused",
+        "--reasoning-parser": "works",
         "--attention-backend": "granted",
         "--moe-backend": "granted",
         "--sampling-backend": "granted",

@@ -14,12 +14,12 @@ from recorded_tags import CASES, deepseek
 
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.parser import OutputParser
-from tokenspeed.parsers.tables import HARMONY, REASONING, TOOLS, choose_format
+from tokenspeed.parsers.tables import HARMONY, REASONING, TOOLS, output_format
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.tools}-{case.text[:40]!r}")
 def test_recorded_outputs_whatever_their_cut(case: Case) -> None:
-    form = choose_format(case.reasoning, case.tools)
+    form = output_format(case.reasoning, case.tools)
     text = case.text
     whole = parse(form, [text], is_open=case.is_open)
     found = parts_of(whole)
@@ -84,7 +84,7 @@ def test_no_cut_changes_the_events(
     output: tuple[str, str, str], places: list[int], is_open: bool
 ) -> None:
     reasoning, tools, text = output
-    form = choose_format(reasoning, tools)
+    form = output_format(reasoning, tools)
     whole = parse(form, [text], is_open=is_open)
     assert parse(form, cut(text, places), is_open=is_open) == whole
     assert parse(form, text, is_open=is_open) == whole
@@ -101,7 +101,7 @@ def test_no_cut_changes_the_events(
 def test_without_tools_no_call_is_found(output: tuple[str, str, str], is_open: bool) -> None:
     """And an answer without reasoning is kept to the character."""
     reasoning, tools, text = output
-    form = choose_format(reasoning, tools)
+    form = output_format(reasoning, tools)
     parts = parts_of(parse(form, text, is_open=is_open, offers=False))
     assert not parts.calls
     if reasoning == "passthrough" and tools != HARMONY:
@@ -181,7 +181,7 @@ def test_what_a_template_writes_is_read_back(
     else:
         text = f"<think>\n{thought}\n</think>\n\n{said}\n\n"
     text += write_calls(tools, calls)
-    parts = parts_of(parse(choose_format("base", tools), cut(text, places)))
+    parts = parts_of(parse(output_format("base", tools), cut(text, places)))
     assert (parts.reasoning, parts.content, parts.broken) == (thought, said, [])
     assert [(name, json.loads(arguments)) for name, arguments in parts.calls] == [
         ("add", call) for call in calls
@@ -190,7 +190,7 @@ def test_what_a_template_writes_is_read_back(
 
 def shown(reasoning: str, tools: str, text: str) -> str:
     """What is passed on of a text that may go on."""
-    parser = OutputParser(choose_format(reasoning, tools), schemas=SCHEMAS)
+    parser = OutputParser(output_format(reasoning, tools), schemas=SCHEMAS)
     return "".join(getattr(event, "text", "") for event in parser.feed(text))
 
 

@@ -7,23 +7,29 @@ import itertools
 import pytest
 from parsed import parse, parts_of
 
+from tokenspeed.config import ServerConfig
+from tokenspeed.options import options_of
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.tables import (
+    AUTO,
     HARMONY,
     HARMONY_MODELS,
     REASONING,
     TOOLS,
-    choose_format,
+    choose_parsers,
+    output_format,
 )
 
 TEMPLATES = [
     ("{{ '<think>\\n' }}{{ '<tool_call>' }}", "base", "hermes"),
-    ("<tool_call>\n<function=example><think>", "base", "qwen_coder"),
-    ("<|tool_calls_section_begin|><think></think>", "kimi_k25", "kimik2"),
+    ("<tool_call>\n<function=example>\n<parameter=a><think>", "base", "qwen_coder"),
+    ("<function=example>{}</function><|python_tag|>", "passthrough", "passthrough"),
+    ("<seed:tool_call><function=example><parameter=a>", "passthrough", "passthrough"),
+    ("<|tool_calls_section_begin|><think></think>", "base", "kimik2"),
     ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "passthrough", "deepseek31"),
     ("{%- if builtin_tools %}<|python_tag|>", "passthrough", "llama3"),
     ('"parameters": dictionary of argument name and its value', "passthrough", "llama3"),
-    ("<tool_call>{name}\n<arg_key>k</arg_key> <think>", "glm45", "passthrough"),
+    ("<tool_call>{name}\n<arg_key>k</arg_key> <think>", "base", "passthrough"),
     ("<|channel|>analysis<|message|>", HARMONY, HARMONY),
     ("\u25c1think\u25b7", "kimi", "passthrough"),
     ("<|im_start|>{{ message.content }}", "passthrough", "passthrough"),
@@ -33,23 +39,27 @@ TEMPLATES = [
 
 @pytest.mark.parametrize(("template", "reasoning", "tools"), TEMPLATES)
 def test_auto_goes_by_the_template(template: str, reasoning: str, tools: str) -> None:
-    assert choose_format("auto", "auto", template=template) == choose_format(reasoning, tools)
-    chosen = choose_format("qwen3_thinking", "json", template="{{ messages }}")
-    assert (chosen.thinking, chosen.tools) == (REASONING["qwen3_thinking"], TOOLS["json"])
+    assert choose_parsers("auto", "auto", template=template) == (reasoning, tools)
+    named = ("qwen3_thinking", "json")
+    assert choose_parsers(*named, template="<think> <tool_call>") == named
+    form = output_format(reasoning, tools)
+    assert form.is_harmony == (HARMONY in (reasoning, tools))
+    if not form.is_harmony:
+        assert (form.thinking, form.tools) == (REASONING[reasoning], TOOLS[tools])
 
 
 def test_gpt_oss_is_harmony_whatever_is_named() -> None:
     for model, reasoning, tools in itertools.product(
         HARMONY_MODELS, ["auto", "base", "passthrough"], ["auto", "passthrough"]
     ):
-        assert choose_format(reasoning, tools, model_type=model).is_harmony
-    assert choose_format(HARMONY, "auto").is_harmony
+        assert choose_parsers(reasoning, tools, model_type=model) == (HARMONY, HARMONY)
+    assert choose_parsers(HARMONY, "auto") == (HARMONY, HARMONY)
 
 
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_the_prompts_end_says_whether_reasoning_is_open(name: str) -> None:
     thinking = REASONING[name]
-    form = choose_format(name, "passthrough")
+    form = output_format(name, "passthrough")
     if thinking is None:
         assert not form.is_open("<think>")
         return
@@ -64,10 +74,16 @@ def test_the_prompts_end_says_whether_reasoning_is_open(name: str) -> None:
     assert (parts.reasoning, parts.content) == ("a", "b")
 
 
+def test_the_options_name_every_parser() -> None:
+    names = {each.name: set(each.choices) for each in options_of(ServerConfig)}
+    assert names["reasoning_parser"] == {AUTO, HARMONY, *REASONING}
+    assert names["tool_call_parser"] == {AUTO, HARMONY, *TOOLS}
+
+
 def test_marks_are_named() -> None:
     """What a server has to keep of special tokens."""
-    assert choose_format("base", "passthrough").markers == {"<think>", "</think>"}
-    assert choose_format(HARMONY, HARMONY).markers == set(harmony.MARKERS)
-    assert choose_format("passthrough", "passthrough").markers == set()
-    kimi = choose_format("kimi_k25", "kimik2").markers
+    assert output_format("base", "passthrough").markers == {"<think>", "</think>"}
+    assert output_format(HARMONY, HARMONY).markers == set(harmony.MARKERS)
+    assert output_format("passthrough", "passthrough").markers == set()
+    kimi = output_format("kimi_k25", "kimik2").markers
     assert {"<think>", "<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"} <= kimi

@@ -24,17 +24,19 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+KIMI_MARKS = ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end")
 MAX_MODEL_LEN = 256
 ANSWER = "Hello, w\u00f6rld \U0001fae0!"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, so that every character beyond ASCII is split; and two special tokens."""
+    """One token a byte, so that every character beyond ASCII is split; and a few special tokens."""
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
+    backend.add_special_tokens([AddedToken(f"<|tool_call{name}|>") for name in KIMI_MARKS])
     end = backend.token_to_id("<|im_end|>")
     return Tokenizer(
         backend, special_tokens={"eos_token": "<|im_end|>"}, eos_token_ids=frozenset({end})
@@ -140,11 +142,19 @@ def scored(id: int, count: int) -> TokenLogprob:
     return TokenLogprob(id, -5.0, [((id + 1 + k) % 256, -1.0 - k) for k in range(count)])
 
 
-def make_state(client: FakeClient, tokenizer: Tokenizer | None = TOKENIZER, **options: Any) -> Any:
+def make_state(
+    client: FakeClient,
+    tokenizer: Tokenizer | None = TOKENIZER,
+    *,
+    template: str = CHATML,
+    model_type: str = "",
+    **options: Any,
+) -> Any:
     config: Config = make_config({"served_model_name": ("m", "alias"), **options})
     state = ServerState(config, client)  # type: ignore[arg-type]
     special = tokenizer.special_tokens if tokenizer else {}
-    state.text = TextSide(tokenizer, ChatTemplate(CHATML if tokenizer else None, special))
+    chat = ChatTemplate(template if tokenizer else None, special)
+    state.text = TextSide(tokenizer, chat, model_type=model_type)
     return state
 
 

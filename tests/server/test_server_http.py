@@ -270,7 +270,8 @@ async def test_metrics(ask: Asker) -> None:
 
 async def test_prompts_longer_than_a_thread_may_take(ask: Asker) -> None:
     ask.state.offload._deadline_s = 0.05
-    template = type("Endless", (), {"render": lambda *_, **__: __import__("time").sleep(0.3)})()
+    members = {"source": "", "render": lambda *_, **__: __import__("time").sleep(0.3)}
+    template = type("Endless", (), members)()
     good = ask.state.text
     ask.state.text = type(good)(good.tokenizer, template)
     assert refused(await ask.chat())["param"] == "messages"

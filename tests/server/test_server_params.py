@@ -102,7 +102,6 @@ async def test_logprobs_limits(
 
 UNSUPPORTED = {
     "tools": [{"type": "function", "function": {"name": "w"}}],
-    "tool_choice": "auto",
     "functions": [{"name": "w"}],
     "suffix": "x",
     "allowed_token_ids": [1],

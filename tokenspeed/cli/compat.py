@@ -14,7 +14,6 @@ _ONE_DEVICE = "one device is used now; 1 is accepted"
 _NO_SPECULATION = "no speculative decoding yet; leave it out"
 _PREFILL_GRAPHS = "steps of up to 1024 tokens are CUDA graphs; --disable-prefill-graph: none"
 _PADDED = "a step takes the next larger graph, and graphs are kept"
-_NO_PARSERS = "output is not parsed yet; leave it out, the text arrives whole in `content`"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
 _NO_LORA = "no adapters yet; merge the adapter into the weights"
 _NO_TLS = "no TLS here; put a reverse proxy in front"
@@ -161,11 +160,9 @@ TABLE: Table = {
         refused("--drafter-attention-backend --eagle3-layers-to-capture", _NO_SPECULATION),
     ),
     "Output": (
-        only("--reasoning-parser", "none passthrough", _NO_PARSERS),
-        only("--tool-call-parser", "none passthrough", _NO_PARSERS),
         refused("--reasoning-parser-plugin --tool-parser-plugin", "no code of yours is run"),
-        never("--enable-auto-tool-choice", "tools are not offered yet; leave it out"),
-        refused("--tool-server", "tools are not offered yet; leave it out"),
+        always("--enable-auto-tool-choice", "calls are looked for wherever a request has tools"),
+        refused("--tool-server", "tools are run by the client; leave it out"),
         granted("--grammar-backend --guided-decoding-backend", "llguidance compiles all grammars"),
         refused(
             "--structured-outputs-config",
@@ -236,6 +233,25 @@ PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     ("attention_backend", "TRITON_ATTN"): ("triton", "the same kernels by our name"),
     ("attention_backend", "FLASHINFER"): ("flashinfer", "the same kernels by our name"),
     ("generation_config", "vllm"): ("none", "the model's generation_config.json is not read"),
+    **{
+        ("reasoning_parser", name): (ours, "the same format by our name")
+        for name, ours in (
+            *(("none", "passthrough"), ("deepseek-r1", "deepseek_r1"), ("gpt-oss", "harmony")),
+            *(("deepseek-v3", "deepseek_v31"), ("deepseek_v3", "deepseek_v31")),
+            *(("openai_gptoss", "harmony"), ("qwen3-thinking", "qwen3_thinking")),
+            *(("kimi_k2", "kimi_k25"), ("minimax_m2", "minimax")),
+        )
+    },
+    **{
+        ("tool_call_parser", name): (ours, "the same format by our name")
+        for name, ours in (
+            *(("none", "passthrough"), ("qwen25", "hermes"), ("kimi_k2", "kimik2")),
+            *(("qwen3_coder", "qwen_coder"), ("qwen3_xml", "qwen_coder")),
+            *(("deepseekv3", "deepseek31"), ("deepseekv31", "deepseek31")),
+            *(("deepseek_v3", "deepseek31"), ("deepseek_v31", "deepseek31")),
+            *(("llama3_json", "llama3"), ("openai", "harmony"), ("gpt-oss", "harmony")),
+        )
+    },
     ("log_level", "warn"): ("warning", "the same level"),
     ("log_level", "critical"): ("error", "the severest level here"),
 }

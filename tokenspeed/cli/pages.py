@@ -14,6 +14,8 @@ from tokenspeed.config import GROUPS
 from tokenspeed.options import ConfigError, Option, Settings, options_of, suggest
 
 _INDENT = 30
+_MAX_LISTED = 70
+"""Characters of values that a page names; the help of one option has them all."""
 _COMMON = {
     "--config FILE": "YAML file of option names and values; the command line wins over it",
     "--print-config": "print every setting and where it comes from, and stop",
@@ -131,7 +133,8 @@ def _names(option: Option) -> str:
 
 def _metavar(option: Option) -> str:
     if option.choices:
-        return "|".join(str(choice) for choice in option.choices)
+        listed = "|".join(str(choice) for choice in option.choices)
+        return listed if len(listed) <= _MAX_LISTED else "NAME"
     name = {int: "N", float: "X"}.get(option.kind, "TEXT")
     return f"{name} ..." if option.is_list else name
 

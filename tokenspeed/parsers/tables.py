@@ -11,7 +11,7 @@ from tokenspeed.parsers.section_calls import DEEPSEEK31, KIMIK2
 from tokenspeed.parsers.thinking import Thinking
 from tokenspeed.parsers.xml_calls import QWEN_CODER
 
-AUTO, HARMONY = "auto", "harmony"
+AUTO, HARMONY, PASSTHROUGH = "auto", "harmony", "passthrough"
 
 _TAGS = Thinking()
 _OPEN_TAGS = Thinking(begins_inside=True)
@@ -28,7 +28,7 @@ REASONING: dict[str, Thinking | None] = {
     "step3": _OPEN_TAGS,
     "minimax": _OPEN_TAGS,
     "kimi": Thinking(open="\u25c1think\u25b7", close="\u25c1/think\u25b7"),
-    "passthrough": None,
+    PASSTHROUGH: None,
 }
 
 TOOLS: dict[str, ToolFormat | None] = {
@@ -39,7 +39,7 @@ TOOLS: dict[str, ToolFormat | None] = {
     "deepseek31": DEEPSEEK31,
     "llama3": LLAMA3,
     "json": JSON,
-    "passthrough": None,
+    PASSTHROUGH: None,
 }
 
 HARMONY_MODELS = frozenset({"gpt_oss"})
@@ -53,10 +53,12 @@ REASONING_BY_TEMPLATE = (
 )
 TOOLS_BY_TEMPLATE = (
     (_HARMONY_TEXT, HARMONY),
+    # Formats of their own that look like one of those below: GLM, Seed-OSS, MiniMax-M3, Apriel.
+    *((text, PASSTHROUGH) for text in ("<arg_key>", "<seed:", "]<]minimax[>[", "<tool_calls>[")),
     ("<|tool_calls_section_begin|>", "kimik2"),
     ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek31"),
-    ("<function=", "qwen_coder"),
-    ("<arg_key>", "passthrough"),  # GLM's own format, in tags like those of hermes
+    ("<parameter=", "qwen_coder"),
+    ("<function=", PASSTHROUGH),  # with JSON inside
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3"),
     ('"parameters": dictionary of argument name', "llama3"),
@@ -65,18 +67,25 @@ TOOLS_BY_TEMPLATE = (
 
 
 @functools.lru_cache(maxsize=16)
-def choose_format(
+def choose_parsers(
     reasoning: str, tools: str, *, model_type: str = "", template: str = ""
-) -> OutputFormat:
-    """The format of the parsers so named; AUTO goes by the model's chat template."""
+) -> tuple[str, str]:
+    """The names that a server's two options stand for; AUTO goes by the model's chat template."""
     if reasoning == AUTO:
         reasoning = _by_template(REASONING_BY_TEMPLATE, template)
     if tools == AUTO:
         tools = _by_template(TOOLS_BY_TEMPLATE, template)
     if model_type in HARMONY_MODELS or HARMONY in (reasoning, tools):
+        return HARMONY, HARMONY
+    return reasoning, tools
+
+
+def output_format(reasoning: str, tools: str) -> OutputFormat:
+    """The format that two parsers make together. Harmony is both or none."""
+    if HARMONY in (reasoning, tools):
         return OutputFormat(is_harmony=True)
     return OutputFormat(thinking=REASONING[reasoning], tools=TOOLS[tools])
 
 
 def _by_template(table: tuple[tuple[str, str], ...], template: str) -> str:
-    return next((name for text, name in table if text in template), "passthrough")
+    return next((name for text, name in table if text in template), PASSTHROUGH)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator
 
 from msgspec import UNSET
 
-from tokenspeed.request import TokenLogprob
+from tokenspeed.server.chat_answer import ChatAnswer
+from tokenspeed.server.chat_prompt import ChatPlan, plan_chat
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
-from tokenspeed.server.logprobs import chat_logprobs, prompt_logprobs
-from tokenspeed.server.protocol_chat import (
-    AssistantMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatRequest,
-    ChunkChoice,
-    Delta,
-)
+from tokenspeed.server.logprobs import prompt_logprobs
+from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest, ChunkChoice
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
 from tokenspeed.server.structured import check_grammar
-from tokenspeed.text.output import Sample
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -39,22 +32,21 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
     )
     tokenizer = require_tokenizer(text, "messages")
     await check_grammar(state.grammars, request.forms, params.structured_outputs)
-    ids = await offload(state, "messages", _encode, text, tokenizer, request)
-    return make_job(
-        state, request, params, [Prompt(ids=ids)], prefix="chatcmpl", prompt_field="messages"
-    )
+    plan = plan_chat(state.config.server, text, request)
+    prompt = await offload(state, "messages", _encode, text, tokenizer, request, plan)
+    job = make_job(state, request, params, [prompt], prefix="chatcmpl", prompt_field="messages")
+    parser = plan.parser(request, prompt.text or "")
+    if parser is None:
+        return job
+    kept_ids = tokenizer.special_ids(plan.form.markers)
+    return dataclasses.replace(job, new_parser=parser, kept_ids=kept_ids)
 
 
-def _encode(text: TextSide, tokenizer: Tokenizer, request: ChatRequest) -> list[int]:
-    """The prompt's ids. Special tokens are the template's business, unless a request adds them."""
-    continues, adds_prompt = request.continue_final_message, request.add_generation_prompt
-    prompt = text.template.render(
-        request.messages,
-        add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
-        continue_final_message=bool(continues),
-        kwargs=request.chat_template_kwargs,
-    )
-    return tokenizer.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+def _encode(text: TextSide, tokenizer: Tokenizer, request: ChatRequest, plan: ChatPlan) -> Prompt:
+    """Special tokens are the template's business, unless a request adds them."""
+    prompt = plan.render(text.template, request)
+    ids = tokenizer.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+    return Prompt(ids=ids, text=prompt)
 
 
 async def complete(state: ServerState, request: ChatRequest, job: Job) -> ChatCompletion:
@@ -67,7 +59,10 @@ async def complete(state: ServerState, request: ChatRequest, job: Job) -> ChatCo
         id=job.id,
         created=job.created,
         model=job.model,
-        choices=[_choice(request, job, index, sample) for index, sample in enumerate(samples)],
+        choices=[
+            _answer(state, request, job, index).choice(sample)
+            for index, sample in enumerate(samples)
+        ],
         usage=count.usage,
         prompt_logprobs=UNSET
         if scored is None or num_top is None
@@ -78,65 +73,15 @@ async def complete(state: ServerState, request: ChatRequest, job: Job) -> ChatCo
 
 def stream(state: ServerState, request: ChatRequest, job: Job) -> AsyncGenerator[bytes, None]:
     """Run the job; yields blocks of events."""
-    begun: set[int] = set()
+    answers: dict[int, ChatAnswer] = {}
 
     def render(piece: Piece) -> list[ChunkChoice]:
-        is_first = piece.index not in begun
-        begun.add(piece.index)
-        return _chunks(request, job, piece, is_first)
+        if piece.index not in answers:
+            answers[piece.index] = _answer(state, request, job, piece.index)
+        return answers[piece.index].chunks(piece)
 
     return stream_job(state, job, request, "chat.completion.chunk", render)
 
 
-def _choice(request: ChatRequest, job: Job, index: int, sample: Sample) -> ChatChoice:
-    return ChatChoice(
-        index=index,
-        message=AssistantMessage(content=sample.text),
-        logprobs=_logprobs(request, job, sample.logprobs),
-        finish_reason=str(sample.finish_reason),
-        stop_reason=sample.stop_reason,
-        token_ids=sample.token_ids if request.return_token_ids else UNSET,
-    )
-
-
-def _chunks(request: ChatRequest, job: Job, piece: Piece, is_first: bool) -> list[ChunkChoice]:
-    """A role before the first content, content where there is any, a finish reason at the end.
-
-    Tokens without text (an end-of-sequence id, half a character) make a content chunk only if
-    logprobs or ids are asked for: entries add up to `completion_tokens`.
-    """
-    chunks: list[ChunkChoice] = []
-    index, new = piece.index, piece.new
-    wants_ids = request.return_token_ids
-    if is_first:
-        chunks.append(
-            ChunkChoice(
-                index=index,
-                delta=Delta(role="assistant", content=""),
-                prompt_token_ids=job.prompts[0].ids if wants_ids else UNSET,
-            )
-        )
-    if new.text or (new.token_ids and (wants_ids or request.logprobs)):
-        chunks.append(
-            ChunkChoice(
-                index=index,
-                delta=Delta(content=new.text),
-                logprobs=_logprobs(request, job, new.logprobs or []),
-                token_ids=new.token_ids if wants_ids else UNSET,
-            )
-        )
-    if new.finish_reason is not None:
-        chunks.append(
-            ChunkChoice(
-                index=index,
-                delta=Delta(),
-                finish_reason=str(new.finish_reason),
-                stop_reason=new.stop_reason,
-            )
-        )
-    return chunks
-
-
-def _logprobs(request: ChatRequest, job: Job, entries: list[TokenLogprob]) -> ChatLogprobs | None:
-    num_top = request.num_logprobs
-    return None if num_top is None else chat_logprobs(job.tokenizer, entries, num_top)
+def _answer(state: ServerState, request: ChatRequest, job: Job, index: int) -> ChatAnswer:
+    return ChatAnswer(request, job, index, state.config.server.reasoning_field)

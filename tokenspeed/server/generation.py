@@ -57,14 +57,21 @@ class UsageCount:
 
 
 class Generation:
-    """`async with Generation(...) as generation:` runs its requests; `requests[i]` is sample i."""
+    """`async with Generation(...) as generation:` runs its requests; `requests[i]` is sample i.
+    `kept_ids` are special tokens that their texts show.
+    """
 
     def __init__(
-        self, state: ServerState, tokenizer: Tokenizer | None, requests: list[GenerateRequest]
+        self,
+        state: ServerState,
+        tokenizer: Tokenizer | None,
+        requests: list[GenerateRequest],
+        kept_ids: frozenset[int],
     ) -> None:
         self._state = state
         self._tokenizer = tokenizer
         self._requests = requests
+        self._kept_ids = kept_ids
         self._tasks: list[asyncio.Task[None]] = []
         self._pieces: list[Piece] = []
         self._wake = asyncio.Event()
@@ -137,7 +144,7 @@ class Generation:
         waiting = contextlib.ExitStack()
         try:
             waiting.enter_context(self._state.first_token())
-            output = OutputText(self._tokenizer, request)
+            output = OutputText(self._tokenizer, request, self._kept_ids)
             async with contextlib.aclosing(self._state.client.generate(request)) as deltas:
                 async for delta in deltas:
                     _raise_failure(delta)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from tokenspeed.engine.messages import Ready
+from tokenspeed.parsers.parser import OutputParser
 from tokenspeed.request import (
     GenerateRequest,
     InvalidRequest,
@@ -57,9 +58,13 @@ class Job:
     requests: list[GenerateRequest]
     tokenizer: Tokenizer | None
     place: contextlib.ExitStack
+    new_parser: Callable[[], OutputParser] | None = None
+    """What takes a sample's text apart; None: it is all content."""
+    kept_ids: frozenset[int] = frozenset()
+    """Special tokens that it has to see."""
 
     def start(self, state: ServerState) -> Generation:
-        return Generation(state, self.tokenizer, self.requests)
+        return Generation(state, self.tokenizer, self.requests, self.kept_ids)
 
     def usage_count(self) -> UsageCount:
         return UsageCount([len(prompt.ids) for prompt in self.prompts], self.params.n)

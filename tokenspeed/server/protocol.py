@@ -229,9 +229,11 @@ def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWar
         raise bad_request("The body must be a JSON object.", None, "invalid_json")
     known = kind.__struct_fields__
     for name in value:
+        if name in known:
+            continue
         if name in UNSUPPORTED:
             refuse_unless_harmless(name, value[name])
-        elif name not in known:
+        else:
             if strict:
                 raise bad_request(f"{shorten(name, 100)} is not a known field.", name)
             warnings.warn(name)

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from tokenspeed.request import MAX_LOGPROBS
 from tokenspeed.server.errors import bad_request
 from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
+from tokenspeed.server.protocol_tools import ToolCall, ToolCallDelta
 
 MAX_MESSAGES = 4096
 
@@ -20,8 +21,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    """Checked with `tool_choice` by `check_tools`, and given to the template as they are."""
+    tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    """Taken and without effect: it limits calls of tools, and `tools` are refused."""
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
@@ -65,9 +69,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`content` is null where there is none but reasoning or calls."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +102,15 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a stream: first a role, then content, last a finish reason, for each index."""
+    """One event of a stream: first a role, then what the answer is made of, last a finish reason,
+    for each index.
+    """
 
     index: int
     delta: Delta

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tokenspeed.config import Config, ModelConfig
 from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
+from tokenspeed.parsers.tables import choose_parsers
 from tokenspeed.server.app import create_app
 from tokenspeed.server.errors import engine_failed
 from tokenspeed.server.http_server import HttpServer
@@ -75,6 +76,13 @@ async def _start_up(state: ServerState, load_text: LoadText, url: str, began: fl
     if text.defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
         logger.info("sampling defaults from the model's generation_config.json: %s", shown)
+    reasoning, tools = choose_parsers(
+        state.config.server.reasoning_parser,
+        state.config.server.tool_call_parser,
+        model_type=text.model_type,
+        template=text.template.source,
+    )
+    logger.info("reasoning is parsed as %s, tool calls as %s", reasoning, tools)
     state.text = text
     ready = state.client.ready
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""

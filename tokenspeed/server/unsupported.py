@@ -6,21 +6,22 @@ from typing import Any
 
 from tokenspeed.server.errors import unsupported
 
-_TOOLS = "this server has no tool calling yet"
+_TOOLS = "only /v1/chat/completions has tools"
+_OLD_TOOLS = "send tools and tool_choice"
 _BEAMS = "this server samples; it has no beam search"
 _TEXT_ONLY = "text is the only output"
 
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": (([],), _TOOLS),
     "tool_choice": (("none",), _TOOLS),
-    "functions": (([],), _TOOLS),
-    "function_call": (("none",), _TOOLS),
+    "functions": (([],), _OLD_TOOLS),
+    "function_call": (("none",), _OLD_TOOLS),
     "suffix": (("",), "the models here complete text at its end only"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "audio": ((), _TEXT_ONLY),
     "prediction": ((), "predicted outputs are not used"),
     "web_search_options": ((), "this server fetches nothing"),
-    "reasoning_effort": ((), "the models here have no reasoning levels"),
+    "reasoning_effort": ((), "only /v1/chat/completions tells reasoning from the answer"),
     "verbosity": ((), "the models here have no verbosity levels"),
     "chat_template": ((), "the template is chosen when the server starts"),
     "documents": ((), "put the documents into the messages"),

@@ -6,6 +6,7 @@ Rendering is plain Python of the template's making and has no time limit of its 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -37,9 +38,10 @@ class ChatTemplate:
     """
 
     def __init__(self, template: str | None, special_tokens: dict[str, str] | None = None) -> None:
-        self._source = template or ""
+        self.source = template or ""
         self._special_tokens = dict(special_tokens or {})
         self._template: jinja2.Template | None = None
+        self._names: frozenset[str] = frozenset()
         if template is None:
             return
         try:
@@ -52,10 +54,16 @@ class ChatTemplate:
             ) from None
         except RecursionError:
             raise ModelError("the chat template is nested too deeply to be compiled") from None
+        self._names = frozenset(names)
         self._allowed = (names | _COMMON_KWARGS) - _OWN_NAMES - frozenset(self._special_tokens)
         self._knows_tools = "tools" in names
         self._knows_developer = "developer" in template
-        self._wants_parts = _within(PROBE_S, self._probe)
+        self._wants_parts = self._wants_text_arguments = self._wants_no_content = False
+        _within(PROBE_S, self._probe)
+
+    def reads(self, name: str) -> bool:
+        """Whether the template looks at a variable of this name."""
+        return name in self._names
 
     def render(
         self,
@@ -78,7 +86,11 @@ class ChatTemplate:
                 "messages",
             )
         if tools and not self._knows_tools:
-            raise InvalidRequest("this model's chat template has no place for tools", "tools")
+            raise InvalidRequest(
+                "this model's chat template has no place for tools",
+                "tools",
+                "unsupported_parameter",
+            )
         chat = normalize_messages(messages, knows_developer=self._knows_developer)
         if continue_final_message:
             _mark_final(chat, add_generation_prompt)
@@ -106,6 +118,8 @@ class ChatTemplate:
         assert self._template is not None
         if self._wants_parts:
             chat = [_as_parts(message) for message in chat]
+        text, none = self._wants_text_arguments, self._wants_no_content
+        chat = [_with_calls(message, text, none) for message in chat]
         variables = {
             **kwargs,
             **self._special_tokens,
@@ -122,38 +136,54 @@ class ChatTemplate:
                 f"the chat template does not take these messages: {reason}", "messages"
             ) from None
 
-    def _probe(self) -> bool:
-        """Try a short chat; whether contents reach the prompt only as lists of parts."""
+    def _probe(self) -> None:
+        """Try short chats: whether contents reach the prompt only as lists of parts, and calls only
+        with their arguments as text, or in messages whose content is none.
+        """
         chat: list[dict[str, Any]] = [{"role": "user", "content": _PROBE}]
-        for wants_parts in (False, True):
-            self._wants_parts = wants_parts
-            try:
-                if _PROBE in self._run(chat, True, None, {}):
-                    return wants_parts
-            except InvalidRequest:
-                continue
-        logger.warning(
-            "the chat template does not render a one-line user message, so chat requests may fail; "
-            "--chat-template FILE gives another"
-        )
-        return False
+        if not self._renders(chat):
+            self._wants_parts = True
+            if not self._renders(chat):
+                self._wants_parts = False
+                logger.warning(
+                    "the chat template does not render a one-line user message, so chat requests "
+                    "may fail; --chat-template FILE gives another"
+                )
+        call = {"name": "probe", "arguments": {"probe": _PROBE}}
+        calls = [{"id": "call_0", "type": "function", "function": call}]
+        chat = [{"role": "user", "content": "-"}]
+        chat += [{"role": "assistant", "content": "", "tool_calls": calls}]
+        if "tool_calls" not in self.source:
+            return
+        for style in ((False, False), (True, False), (False, True), (True, True), (False, False)):
+            self._wants_text_arguments, self._wants_no_content = style
+            if self._renders(chat):
+                return
+
+    def _renders(self, chat: list[dict[str, Any]]) -> bool:
+        """Whether the probe's word reaches the prompt."""
+        try:
+            return _PROBE in self._run(chat, True, None, {})
+        except InvalidRequest:
+            return False
 
 
-def _within(seconds: float, probe: Callable[[], bool]) -> bool:
-    """Its result; ModelError if it does not come in time. Python cannot stop the thread, which is a
+def _within(seconds: float, probe: Callable[[], None]) -> None:
+    """Run it; ModelError if it does not end in time. Python cannot stop the thread, which is a
     daemon: it does not hold up the end of the process either.
     """
-    future: Future[bool] = Future()
+    future: Future[None] = Future()
 
     def run() -> None:
         try:
-            future.set_result(probe())
+            probe()
+            future.set_result(None)
         except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=run, name="template-probe", daemon=True).start()
     try:
-        return future.result(seconds)
+        future.result(seconds)
     except TimeoutError:
         raise ModelError(
             f"the chat template does not render a one-line message within {seconds:g} s; give "
@@ -163,6 +193,23 @@ def _within(seconds: float, probe: Callable[[], bool]) -> bool:
 
 def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _with_calls(message: dict[str, Any], wants_text: bool, wants_none: bool) -> dict[str, Any]:
+    """A message with calls in the template's style: arguments as JSON text, spaced as models write
+    it, and None for a content that is empty.
+    """
+    if not message.get("tool_calls"):
+        return message
+    calls = message["tool_calls"]
+    if wants_text:
+        calls = [{**call, "function": _as_text(call["function"])} for call in calls]
+    content = None if wants_none and not message["content"] else message["content"]
+    return {**message, "content": content, "tool_calls": calls}
+
+
+def _as_text(function: dict[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
 def _mark_final(chat: list[dict[str, Any]], add_generation_prompt: bool) -> None:

@@ -9,6 +9,7 @@ really invalid, and the joined text equals `Tokenizer.decode` of all ids. Other 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Container
 
 from tokenspeed.text.tokenizer import Tokenizer
 from tokenspeed.text.vocabulary import Spelling
@@ -24,13 +25,19 @@ class Detokenizer:
 
     The prompt decides two things: a leading space is dropped only where nothing stands before it,
     and a character that the prompt's last token left unfinished is finished by the first ones.
+    `kept_ids` are special tokens that have a text even where others are skipped.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: list[int], skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        skip_special_tokens: bool = True,
+        kept_ids: Container[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._kept_ids = kept_ids
         shown = [id for id in prompt_ids[-_TAIL_TOKENS:] if self._is_shown(id)]
         self._at_start = not (shown or any(map(self._is_shown, prompt_ids)))
         self._decoder = _utf8("replace")
@@ -61,7 +68,7 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _is_shown(self, id: int) -> bool:
-        return not (self._skip and self._tokenizer.is_special(id))
+        return not (self._skip and self._tokenizer.is_special(id)) or id in self._kept_ids
 
     def _unfinished(self, shown: list[int]) -> bytes:
         """Bytes of a character begun at the end of the prompt."""

@@ -42,11 +42,12 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         _assistant_fields(result, at)
     elif "content" not in result:
         raise InvalidRequest(f"{at}.content is missing", f"{at}.content")
-    result["content"] = _text(result.get("content", ""), f"{at}.content")
+    result["content"] = content_text(result.get("content", ""), f"{at}.content")
     return result
 
 
-def _text(content: Any, at: str) -> str:
+def content_text(content: Any, at: str) -> str:
+    """A content as text, its parts joined; InvalidRequest names the part at fault."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

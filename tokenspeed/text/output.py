@@ -6,6 +6,7 @@ the result does not depend on how many of them a delta holds.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
@@ -33,16 +34,24 @@ class TextDelta:
 
 
 class OutputText:
-    """The visible output of one sequence. Without a tokenizer there is no text, only ids."""
+    """The visible output of one sequence. Without a tokenizer there is no text, only ids.
 
-    def __init__(self, tokenizer: Tokenizer | None, request: GenerateRequest) -> None:
+    `kept_ids`: special tokens that are not skipped, since whoever reads the text looks for them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        request: GenerateRequest,
+        kept_ids: Container[int] = (),
+    ) -> None:
         params = request.params
         self._params = params
         self._num_tokens = 0
         self._is_done = False
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._detokenizer = (
-            Detokenizer(tokenizer, request.prompt_ids, params.skip_special_tokens)
+            Detokenizer(tokenizer, request.prompt_ids, params.skip_special_tokens, kept_ids)
             if tokenizer is not None
             else None
         )

@@ -18,12 +18,14 @@ from tokenspeed.text.tokenizer import Tokenizer, load_tokenizer
 class TextSide:
     """What turns text into ids and back. No tokenizer (--skip-tokenizer-init): ids only.
 
-    `defaults` are sampling parameters by name, under those of a request.
+    `defaults` are sampling parameters by name, under those of a request; `model_type` is the
+    family's name in config.json.
     """
 
     tokenizer: Tokenizer | None
     template: ChatTemplate
     defaults: Mapping[str, float] = field(default_factory=dict)
+    model_type: str = ""
 
 
 def load_text_side(config: ModelConfig) -> TextSide:
@@ -35,10 +37,12 @@ def load_text_side(config: ModelConfig) -> TextSide:
         need_weights=False,
     )
     defaults = sampling_defaults(source) if config.generation_config == "auto" else {}
+    family = str(source.config.get("model_type", ""))
     if config.skip_tokenizer_init:
-        return TextSide(None, ChatTemplate(None), defaults)
+        return TextSide(None, ChatTemplate(None), defaults, family)
     tokenizer = load_tokenizer(source, config.tokenizer)
     template = tokenizer.chat_template
     if config.chat_template is not None:
         template = read_template_file(Path(config.chat_template))
-    return TextSide(tokenizer, ChatTemplate(template, tokenizer.special_tokens), defaults)
+    chat = ChatTemplate(template, tokenizer.special_tokens)
+    return TextSide(tokenizer, chat, defaults, family)

@@ -8,6 +8,7 @@ stream, a whole answer and a token's logprob entry always agree.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class Tokenizer:
 
     def is_special(self, id: int) -> bool:
         return id in self._vocabulary.special_ids
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those of `texts` that are special tokens."""
+        ids = map(self._backend.token_to_id, texts)
+        return frozenset(id for id in ids if id is not None and self.is_special(id))
 
 
 def load_tokenizer(source: ModelSource, override: str | None = None) -> Tokenizer:

@@ -1,0 +1,177 @@
+"""One sample of a chat answer: its parts as a whole message, or as the chunks of a stream.
+
+Both are made of the same events. In a stream, log-probabilities and ids go with the first chunk
+that their tokens give rise to; those of held-back text wait for the next one. So entries always add
+up to `completion_tokens`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from tokenspeed.parsers.events import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+)
+from tokenspeed.request import TokenLogprob
+from tokenspeed.server.generation import Piece
+from tokenspeed.server.job import Job
+from tokenspeed.server.logprobs import chat_logprobs
+from tokenspeed.server.protocol_chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatLogprobs,
+    ChatRequest,
+    ChunkChoice,
+    Delta,
+)
+from tokenspeed.server.protocol_tools import FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
+from tokenspeed.text.output import Sample
+
+REASONING_FIELDS = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+"""Value of --reasoning-field -> fields of a message and of a delta."""
+
+
+class ChatAnswer:
+    """Follows the text of sample `index`. With parallel_tool_calls false, calls but the first are
+    left out.
+    """
+
+    def __init__(self, request: ChatRequest, job: Job, index: int, reasoning_field: str) -> None:
+        self._request = request
+        self._job = job
+        self._index = index
+        self._reasoning_fields = REASONING_FIELDS[reasoning_field]
+        self._parser = job.new_parser() if job.new_parser else None
+        self._has_begun = False
+        self._has_calls = False
+        self._entries: list[TokenLogprob] = []
+        self._ids: list[int] = []
+
+    def choice(self, sample: Sample) -> ChatChoice:
+        """The whole answer."""
+        events = self._events(sample.text, is_last=True)
+        reasoning = "".join(each.text for each in events if isinstance(each, ReasoningDelta))
+        content = "".join(each.text for each in events if isinstance(each, ContentDelta))
+        calls = _calls(events)
+        message = AssistantMessage(
+            content=content if content or not (reasoning or calls) else None,
+            tool_calls=calls or UNSET,
+            **self._reasoning(reasoning),
+        )
+        return ChatChoice(
+            index=self._index,
+            message=message,
+            logprobs=self._logprobs(sample.logprobs),
+            finish_reason=self._finish_reason(str(sample.finish_reason)),
+            stop_reason=sample.stop_reason,
+            token_ids=sample.token_ids if self._request.return_token_ids else UNSET,
+        )
+
+    def chunks(self, piece: Piece) -> list[ChunkChoice]:
+        """What a piece adds to a stream: a role first, a finish reason last."""
+        new, is_last = piece.new, piece.new.finish_reason is not None
+        self._entries += new.logprobs or []
+        self._ids += new.token_ids
+        chunks = [] if self._has_begun else [self._first()]
+        deltas = [
+            delta
+            for event in self._events(new.text, is_last=is_last)
+            if (delta := self._delta(event)) is not None
+        ]
+        wants_tokens = self._request.return_token_ids or self._request.logprobs
+        if not deltas and is_last and self._ids and wants_tokens:
+            deltas = [Delta(content="")]
+        chunks += map(self._chunk, deltas)
+        if new.finish_reason is not None:
+            chunks.append(
+                ChunkChoice(
+                    index=self._index,
+                    delta=Delta(),
+                    finish_reason=self._finish_reason(str(new.finish_reason)),
+                    stop_reason=new.stop_reason,
+                )
+            )
+        return chunks
+
+    def _events(self, text: str, *, is_last: bool) -> list[Event]:
+        if self._parser is None:
+            return [ContentDelta(text)] if text else []
+        events = self._parser.feed(text)
+        if is_last:
+            events += self._parser.close()
+        if self._request.parallel_tool_calls is False:
+            events = [event for event in events if getattr(event, "index", 0) == 0]
+        self._has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in events)
+        return events
+
+    def _first(self) -> ChunkChoice:
+        self._has_begun = True
+        return ChunkChoice(
+            index=self._index,
+            delta=Delta(role="assistant", content=""),
+            prompt_token_ids=self._job.prompts[0].ids if self._request.return_token_ids else UNSET,
+        )
+
+    def _chunk(self, delta: Delta) -> ChunkChoice:
+        """A chunk with all entries and ids that wait for one."""
+        entries, self._entries = self._entries, []
+        ids, self._ids = self._ids, []
+        return ChunkChoice(
+            index=self._index,
+            delta=delta,
+            logprobs=self._logprobs(entries),
+            token_ids=ids if self._request.return_token_ids else UNSET,
+        )
+
+    def _delta(self, event: Event) -> Delta | None:
+        if isinstance(event, ReasoningDelta):
+            return Delta(**self._reasoning(event.text))
+        if isinstance(event, ContentDelta):
+            return Delta(content=event.text)
+        if isinstance(event, CallEnd):
+            return None
+        if isinstance(event, ArgumentsDelta):
+            call = ToolCallDelta(index=event.index, function=FunctionDelta(arguments=event.text))
+        else:
+            call = ToolCallDelta(
+                index=event.index,
+                id=event.id,
+                type="function",
+                function=FunctionDelta(name=event.name, arguments=""),
+            )
+        return Delta(tool_calls=[call])
+
+    def _reasoning(self, text: str) -> dict[str, Any]:
+        return dict.fromkeys(self._reasoning_fields, text) if text else {}
+
+    def _finish_reason(self, reason: str) -> str:
+        """An answer that was cut says so, whatever it holds."""
+        return "tool_calls" if reason == "stop" and self._has_calls else reason
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> ChatLogprobs | None:
+        num_top = self._request.num_logprobs
+        return None if num_top is None else chat_logprobs(self._job.tokenizer, entries, num_top)
+
+
+def _calls(events: list[Event]) -> list[ToolCall]:
+    """The calls that the events of a whole answer make up."""
+    starts = [event for event in events if isinstance(event, CallStart)]
+    arguments: list[list[str]] = [[] for _ in starts]
+    for event in events:
+        if isinstance(event, ArgumentsDelta):
+            arguments[event.index].append(event.text)
+    return [
+        ToolCall(id=start.id, function=FunctionCall(start.name, "".join(pieces)))
+        for start, pieces in zip(starts, arguments, strict=True)
+    ]
