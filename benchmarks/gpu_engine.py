@@ -5,7 +5,7 @@
 
 The workloads and their definitions are those of `tokenspeed bench latency` and `throughput`
 (tokenspeed/bench/workloads.py). What is added here is the ratio to vLLM, above 1 where TokenSpeed
-is faster: to the table below, or to a result of benchmarks/peers_vllm.py given with --peer.
+is faster: to the table in published.py, or to a result of peers_vllm.py given with --peer.
 
 In the same run, before the engine is built, the card itself is measured: a copy of 8 GiB and a
 product of 8192 x 8192 bfloat16 matrices. Where either is more than 3% off the card of the table
@@ -24,27 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from published import PEER, PEER_CARD
 
 from tokenspeed import LLM
 from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.bench.offline import line, run
 from tokenspeed.bench.workloads import Workload, latency_workloads, throughput_workloads
 
-PEER = {  # vLLM 0.22.0 on the same kind of card: ms a step, ms, tokens/s
-    "qwen3-0.6b": {
-        "decode1": 1.68, "decode8": 2.332, "decode64": 2.680, "decode256": 6.316,
-        "ttft128": 8.3, "ttft8192": 34.5, "prefill": 346822, "mixed": 18602,
-    },
-    "qwen3-8b": {
-        "decode1": 5.20, "decode8": 5.351, "decode64": 6.188, "decode256": 11.263,
-        "ttft128": 19.8, "ttft8192": 217, "prefill": 40100, "mixed": 5775,
-    },
-    "qwen3-30b-a3b": {
-        "decode1": 4.26, "decode8": 10.62, "decode64": 18.23, "decode256": 21.77,
-        "ttft128": 22.0, "ttft8192": 158, "prefill": 61582, "mixed": 5300,
-    },
-}  # fmt: skip
-PEER_CARD = {"copy_tb_s": 4.3, "matmul_tflop_s": 790.0}
 TOLERANCE = 0.03
 BY_MATMUL = ("ttft8192", "prefill")
 BY_BOTH = ("mixed",)

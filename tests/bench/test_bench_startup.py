@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.bench.child_server import StartFailed
+from tokenspeed.bench.child_server import StartFailed, serving
 from tokenspeed.bench.startup import Plan, measure
 from tokenspeed.cli.main import main
 
@@ -38,6 +38,8 @@ def test_a_server_that_does_not_start_says_why() -> None:
     plan = Plan({"model": "/nowhere/at/all", "level": 0}, 1, False, [1], None)
     with pytest.raises(StartFailed, match="/nowhere/at/all"):
         measure(plan, lambda line: None)
+    with pytest.raises(StartFailed, match="/nowhere/at/all"), serving(plan.settings):
+        pytest.fail("it serves")
 
 
 @pytest.mark.parametrize(
