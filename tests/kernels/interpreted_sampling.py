@@ -85,6 +85,26 @@ def test_cuts_of_flat_and_peaked_rows(spread: float) -> None:
     agree(launch(rows), rows)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"top_k": 3},
+        {"top_k": 4, "min_p": 0.85},
+        {"top_k": 2, "top_p": 0.7},
+        {"top_p": 0.5},
+        {"min_p": 0.7},
+    ],
+    ids=str,
+)
+def test_many_seeds_of_few_tokens(params: dict[str, float]) -> None:
+    """Noise decides, and the likeliest tokens stand in one group: a bound by groups is too low."""
+    logits = torch.empty(24, 13)
+    logits[:, [12, 8, 4, 0, 9, 5, 1, 10, 6, 2, 11, 7, 3]] = torch.arange(13) / -12
+    rows = Rows(logits, torch.arange(24), params_of([{"temperature": 0.8, **params}] * 24))
+    agree(launch(rows), rows)
+
+
 def test_ties_take_the_lowest_id_and_stay_together() -> None:
     logits = torch.full((5, 97), -9.0)
     logits[:, [90, 3, 70]] = 2.0  # in three parts
