@@ -40,9 +40,14 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     if (folder / "config.json").exists() and not (folder / "tokenizer.json").exists():
         settings["skip_tokenizer_init"] = True
     for name, value in (each.split("=", 1) for each in args.option):
-        truth = {"true": True, "false": False}.get(value)
-        settings[name] = truth if truth is not None else int(value) if value.isdigit() else value
+        settings[name] = typed(value)
     return settings
+
+
+def typed(value: str) -> Any:
+    """An option's value as it was meant."""
+    truth = {"true": True, "false": False}.get(value)
+    return truth if truth is not None else int(value) if value.isdigit() else value
 
 
 def sessions_of(prompts: Sequence[list[int]], max_tokens: int) -> list[Session]:

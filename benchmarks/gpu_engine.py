@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from burst import typed
 from published import PEER, PEER_CARD
 
 from tokenspeed import LLM
@@ -112,8 +113,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     options = dict(each.split("=", 1) for each in args.option)
-    typed = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-    report = measure(args, typed)
+    report = measure(args, {name: typed(value) for name, value in options.items()})
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     print(encoded)
     if args.out:

@@ -85,6 +85,7 @@ def test_one_token_has_no_time_per_output_token() -> None:
         ([chunk("abcd", "stop"), usage(1, 3), DONE], True, "fewer tokens than asked"),
         ([chunk("abcd", "length"), usage(1, 4), DONE], True, None),
         ([chunk("abcd", "stop"), usage(1, 3), DONE], False, None),
+        ([event(id=None, choices=None, error=None), chunk("a", "stop"), DONE], False, None),
         ([chunk("a", token_ids=[1, 2]), chunk("b", "stop"), usage(1, 3), DONE], False, None),
     ],
 )

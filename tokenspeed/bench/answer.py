@@ -79,13 +79,13 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
-    id: str = ""
-    choices: list[_Choice] = []
+    id: str | None = None
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
@@ -129,7 +129,7 @@ class Answer:
         record.text = "".join(self._texts)
         if usage is not None and usage.completion_tokens is not None:
             record.output_len, record.is_counted_by_usage = usage.completion_tokens, True
-            record.input_len = usage.prompt_tokens
+            record.input_len = usage.prompt_tokens or record.input_len
         else:
             record.output_len = len(self.token_ids) or len(record.chunk_times)
         if record.failure is None:
@@ -154,12 +154,12 @@ class Answer:
 
     def _take(self, chunk: _Chunk, at: float) -> None:
         record = self.record
-        record.response_id = record.response_id or chunk.id
+        record.response_id = record.response_id or chunk.id or ""
         if chunk.error is not None:
             self.fail("error event", msgspec.json.encode(chunk.error).decode())
         if chunk.usage is not None:
             self._usage = chunk.usage
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             record.latency = at
             record.finish_reason = choice.finish_reason or record.finish_reason
             ids = choice.token_ids or []
