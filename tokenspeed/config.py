@@ -120,8 +120,8 @@ LEVELS = {
     1: "passes and Inductor: half a minute once, into the cache; from then on a second a start",
     2: "as 1, and small steps replayed as CUDA graphs: some seconds of every start, and no launch "
     "cost; needs a CUDA device",
-    3: "as 2, with linear kernels measured on this GPU where -O2 goes by a table of another's: a "
-    "minute once, into the cache",
+    3: "as 2, with linear kernels measured on this GPU where -O2 goes by a table of another's: "
+    "half a minute once, into the cache",
 }
 """What each optimisation level does and costs."""
 

@@ -104,6 +104,16 @@ def test_a_damaged_cache_is_no_hindrance(
     assert len(list((cache / "v1").glob(".aside-*"))) == 1
 
 
+def test_damage_is_named_where_a_hit_is_required(tiny_model: str, cache: Path) -> None:
+    for path in (cache / "v1").glob("[!.]*/plan.json"):
+        os.truncate(path, 1)
+    with pytest.raises(ConfigError) as caught:
+        tiny_engine(tiny_model, cache_dir=str(cache), require_cache=True)
+    assert str(caught.value).startswith(
+        "--require-cache: its entry was damaged and is set aside: plan.json is not what was written"
+    )
+
+
 class FakeChild:
     """Stands for the compiler's process: does what the test says, and notes how it was used."""
 

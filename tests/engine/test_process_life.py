@@ -14,7 +14,7 @@ import pytest
 from engine_tiny import Outcome, request, tiny_config
 
 from tokenspeed.engine import client as client_module
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
 
 
 def is_alive(process_id: int) -> bool:
@@ -70,10 +70,10 @@ async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
     deltas = client.generate(request("doomed", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(deltas)
     os.kill(client.process_id, signal.SIGKILL)
-    with pytest.raises(EngineDead, match=r"SIGKILL.*engine ready"):
+    with pytest.raises(EngineDead, match=r"SIGKILL.*engine ready") as caught:
         async for _ in deltas:
             pass
-    assert client.state == "dead"
+    assert client.state == "dead" and caught.type is EngineDead
     with pytest.raises(EngineDead, match="SIGKILL"):
         await anext(client.generate(request("later", [5, 6])))
     await closed_without_trace(client)
@@ -83,7 +83,7 @@ async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
 async def test_a_start_that_fails_says_why_in_one_line() -> None:
     client = EngineClient(tiny_config("/nowhere/at/all"))
     await client.start()
-    with pytest.raises(EngineDead, match=r"^'/nowhere/at/all': no such folder"):
+    with pytest.raises(EngineRefused, match=r"^'/nowhere/at/all': no such folder"):
         await client.wait_ready()
     assert "\n" not in (client.failure or "")
     await closed_without_trace(client)

@@ -66,6 +66,7 @@ class FakeClient:
         )
         self.progress: Loading | None = None
         self.failure: str | None = None
+        self.dead: type[EngineDead] = EngineDead
         self.stats = Stats()
         self.answer, self.answers = answer, {}
         self.chunk, self.pause_s, self.die_after = 1, 0.0, -1
@@ -83,7 +84,7 @@ class FakeClient:
         while self.state == "loading":
             await asyncio.sleep(0.01)
         if self.state == "dead":
-            raise EngineDead(self.failure)
+            raise self.dead(self.failure)
 
     async def close(self) -> None:
         self.num_closed += 1

@@ -16,6 +16,7 @@ from server_fakes import ANSWER, CHAT, COMPLETIONS, FakeClient, make_state
 
 from tokenspeed.config import make_config
 from tokenspeed.engine.client import EngineDead
+from tokenspeed.options import ConfigError
 from tokenspeed.server import batch as batch_module
 from tokenspeed.server.batch import BatchCounts, batch, run_batch
 from tokenspeed.server.batch_files import BatchFileError, BatchOutput, open_input
@@ -266,18 +267,17 @@ def engine(monkeypatch: pytest.MonkeyPatch, state: Any) -> list[Any]:
 
 @pytest.mark.parametrize("which", ["input", "output"])
 def test_files_are_opened_before_the_engine_starts(
-    engine: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
+    engine: list[Any], tmp_path: Path, which: str
 ) -> None:
     source = write(tmp_path / "in.jsonl", GOOD)
     missing = str(tmp_path / "none" / "x.jsonl")
     out = str(tmp_path / "out.jsonl")
     paths = (missing, out) if which == "input" else (source, missing)
-    with caplog.at_level(logging.ERROR, "tokenspeed"):
-        assert batch(make_config({}), *paths) == 1
+    with pytest.raises(ConfigError) as caught:
+        batch(make_config({}), *paths)
     assert not engine and not os.path.exists(out)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"cannot {'read' if which == 'input' else 'write'} {missing}: No such file or directory"
-    ]
+    verb = "read" if which == "input" else "write"
+    assert str(caught.value) == f"cannot {verb} {missing}: No such file or directory"
 
 
 def test_exit_codes(engine: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,4 +290,34 @@ def test_exit_codes(engine: list[Any], tmp_path: Path, caplog: pytest.LogCapture
         assert batch(config, good, "/dev/full") == 1
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors == ["cannot write /dev/full: No space left on device"]
-    assert len(engine) == 5
+    assert len(engine) == 3, "nothing is started where nothing is left to do"
+
+
+def test_failed_lines_are_named(
+    engine: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config({"served_model_name": ("m",)})
+    lines = [*GOOD, line("bad", temperature=9), "{", *("[]" for _ in range(20))]
+    source = write(tmp_path / "in.jsonl", lines)
+    assert batch(config, source, str(tmp_path / "out.jsonl"), concurrency=1) == 1
+    told = [text for each in caplog.records if " failed: " in (text := each.getMessage())]
+    first = len(GOOD) + 1
+    assert told[0].startswith(f"line {first} ('bad') failed: 400: ") and "temperature" in told[0]
+    assert told[1].startswith(f"line {first + 1} failed: no batch request: ")
+    assert len(told) == 10 and told[-1].endswith("; what fails from here on is told in the output")
+
+
+@pytest.mark.parametrize("left", ["duplicate", "new"])
+def test_a_file_is_finished_when_every_line_is_answered(
+    engine: list[Any], tmp_path: Path, left: str
+) -> None:
+    """Lines without an id of their own are known by their number."""
+    config, out = make_config({"served_model_name": ("m",)}), str(tmp_path / "out.jsonl")
+    lines = [*GOOD, "{", GOOD[0]]
+    assert batch(config, write(tmp_path / "in.jsonl", lines), out) == 1
+    assert batch(config, write(tmp_path / "in.jsonl", lines), out) == 1
+    assert len(engine) == 1
+    more = [*lines, GOOD[0] if left == "duplicate" else line("new")]
+    assert batch(config, write(tmp_path / "in.jsonl", more), out) == 1
+    assert len(engine) == 2
+    assert len(read(Path(out))) == len(more)

@@ -18,7 +18,9 @@ import pytest
 from server_fakes import CHAT, FakeClient, make_state
 
 from tokenspeed.config import make_config
+from tokenspeed.engine.client import EngineRefused
 from tokenspeed.engine.messages import Loading
+from tokenspeed.options import ConfigError
 from tokenspeed.server import http_server
 from tokenspeed.server import run as run_module
 from tokenspeed.server import serve as serve_module
@@ -124,8 +126,13 @@ async def test_failures_while_loading(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient()
     client.state = "loading"
     async with running(client, broken) as server:
-        assert await server.end() == 1
-    assert "no such folder" in caplog.records[-1].message and caplog.records[-1].exc_info is None
+        with pytest.raises(ConfigError, match="no such folder"):
+            await server.end()
+    refused = FakeClient()
+    refused.state, refused.failure, refused.dead = "dead", "-O2 needs CUDA", EngineRefused
+    async with running(refused) as server:
+        with pytest.raises(ConfigError, match="-O2 needs CUDA"):
+            await server.end()
     dying = FakeClient()
     dying.state = "loading"
     async with running(dying) as server:

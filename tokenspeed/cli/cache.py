@@ -15,9 +15,9 @@ from tokenspeed.cli.print_config import print_given, print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
-from tokenspeed.config import OPTIONS
+from tokenspeed.config import OPTIONS, ServerConfig
 from tokenspeed.log import logger, setup_logging
-from tokenspeed.options import ConfigError, Option, suggest
+from tokenspeed.options import ConfigError, Option, options_of, suggest
 
 _RUNNER = "tokenspeed.engine.cache_commands"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""
@@ -41,11 +41,19 @@ class _Action:
 
     @property
     def command(self) -> Command:
-        options = tuple(OPTIONS.values()) if self.takes_model else _FEW
         own = {name.split()[0]: takes for name, (takes, _) in self.own.items()} | COMMON
+        options = tuple(OPTIONS.values()) if self.takes_model else _FEW
         return Command(options=options, own=own, positional=None if self.takes_model else _WORDS)
 
+    @property
+    def listed(self) -> tuple[Option, ...]:
+        """Options in help: those of the server are taken as well, so that what one serves with can
+        be pasted.
+        """
+        return tuple(each for each in self.command.options if each.name not in _OF_SERVER)
 
+
+_OF_SERVER = {option.name for option in options_of(ServerConfig)} - {"log_level"}
 _FEW = (OPTIONS["cache_dir"], OPTIONS["log_level"])
 _MAX_SIZE = Option(
     name="max_size",
@@ -117,6 +125,9 @@ def _archive(own: _Own) -> dict[str, Any]:
         raise ConfigError(f"takes one FILE, got {len(words)}")
     if digest is not None and not _DIGEST.fullmatch(digest):
         raise ConfigError(f"--sha256 must be 64 hexadecimal digits, got {digest[:100]!r}")
+    if not os.path.isfile(words[0]):
+        why = "is a folder" if os.path.isdir(words[0]) else "no such file"
+        raise ConfigError(f"{words[0]}: {why}; name an archive that warmup or cache export wrote")
     if digest is None and "--trust" not in own:
         raise ConfigError(
             "an archive is code, which starts will run as you: give --sha256 DIGEST (export prints "
@@ -226,5 +237,5 @@ def _help(name: str, topic: str) -> str:
             flags.setdefault(flag, []).append(each)
             texts[flag] = f"{', '.join(flags[flag])}: {text}" if len(chosen) > 1 else text
     usages = "\n  ".join(action.usage for action in chosen.values())
-    options = _FEW if len(chosen) > 1 else next(iter(chosen.values())).command.options
+    options = _FEW if len(chosen) > 1 else next(iter(chosen.values())).listed
     return pages.page(_HEAD.format(usages=usages), options, texts, topic)

@@ -10,9 +10,9 @@ from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
-from tokenspeed.config import OPTIONS
+from tokenspeed.config import OPTIONS, ServerConfig
 from tokenspeed.log import logger, setup_logging
-from tokenspeed.options import ConfigError
+from tokenspeed.options import ConfigError, options_of
 
 _EXPLAINER, _VERIFIER = "tokenspeed.engine.explain", "tokenspeed.engine.verify"
 """Imported when they are needed: help does not wait for them."""
@@ -53,13 +53,17 @@ COMMAND = Command(
     own={**COMMON, **{name.split()[0]: takes for name, (takes, _) in _OWN.items()}},
 )
 
+_OF_SERVER = {option.name for option in options_of(ServerConfig)} - {"log_level"}
+_LISTED = tuple(option for option in OPTIONS.values() if option.name not in _OF_SERVER)
+"""In help. The others are taken as well, so that what one serves with can be pasted."""
+
 
 def main(argv: list[str]) -> int:
     """The exit status; ConfigError for what cannot be asked for."""
     topic = pages.wanted(argv)
     if topic is not None:
         texts = {name: text for name, (_, text) in _OWN.items()}
-        print(pages.page(_HEAD, COMMAND.options, texts, topic))
+        print(pages.page(_HEAD, _LISTED, texts, topic))
         return 0
     resolved = resolve(argv, os.environ, COMMAND)
     if "--print-config" in resolved.own:

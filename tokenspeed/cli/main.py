@@ -42,13 +42,15 @@ First steps
   tokenspeed serve                       the bundled smollm2 on http://127.0.0.1:8000
   tokenspeed serve ./folder --port 9000  a model folder or .gguf file of yours
   tokenspeed warmup ./folder             compile it first, so that serve need not
-  tokenspeed serve --help                all options; --help=OPTION explains one
+  tokenspeed help serve                  all options; help serve --port explains one
   tokenspeed serve --help=compat         flags of vLLM and SGLang, and what becomes of them"""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status: 0 well, 1 failed, 2 asked for what cannot be."""
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["help"] and len(words) > 1:
+        words = _asked(words[1:])
     if not words or words[0] in ("-h", "--help", "help"):
         rows = [f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(rows)))
@@ -68,6 +70,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _asked(words: list[str]) -> list[str]:
+    """`help serve`, `help cache prune`, `help serve --port` as the words that ask for it."""
+    *command, last = words
+    is_flag = last.startswith("-") and len(words) > 1
+    return [*command, f"--help={last}"] if is_flag else [*words, "--help"]
 
 
 def _complain(message: str) -> None:

@@ -50,7 +50,7 @@ def page(
     if topic == "compat":
         return compat()
     if topic:
-        return explain(topic, options)
+        return explain(topic, options, own)
     parts = [textwrap.dedent(head).strip("\n")]
     chosen = {option.name for option in options}
     for settings in groups:
@@ -63,18 +63,27 @@ def page(
     return "\n\n".join(parts)
 
 
-def explain(topic: str, options: Sequence[Option]) -> str:
-    """All that is known about one flag, with or without its dashes."""
+def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = _COMMON) -> str:
+    """All that is known about one flag, with or without its dashes. `own` are the command's own
+    flags, under all their names, with their texts.
+    """
     flag = topic.replace("_", "-")
     flag = flag if flag.startswith("-") else f"--{flag}"
+    texts = {
+        name.partition(" ")[0]: f"{text}\n\n  {'flag':14} {names}"
+        for names, text in {**own, **_COMMON}.items()
+        for name in names.split(", ")
+    }
     by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
     by_flag |= {negative(option.flag): option for option in options if option.kind is bool}
     known = known_flags()
+    if flag in texts:
+        return texts[flag]
     if flag in by_flag:
         return _explain_option(by_flag[flag])
     if flag in known:
         return "\n".join(_compat_row(known[flag][0]))
-    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*by_flag, *known])}")
+    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*texts, *by_flag, *known])}")
 
 
 def compat() -> str:

@@ -221,6 +221,7 @@ class CompileCache:
     def _find(self, facts: Facts) -> Entry | Miss:
         if not self._is_there():
             return Miss(f"no entry in {self.root} yet")
+        damage = ""
         for folder in self._folders_of(facts):
             try:
                 entry = _read(folder, facts)
@@ -228,7 +229,10 @@ class CompileCache:
                     os.utime(folder)  # it is used; when it was made says READY
                 return entry
             except Damaged as error:
-                self.set_aside(folder, _why(error))
+                damage = _why(error)
+                self.set_aside(folder, damage)
+        if damage:
+            return Miss(f"its entry was damaged and is set aside: {damage}")
         return Miss(self._nearest(facts))
 
     def _folders_of(self, facts: Facts) -> list[Path]:

@@ -110,7 +110,7 @@ def _build_pool(
     model: ServedModel, groups: list[CacheGroup], asked_model_len: int | None
 ) -> PagePool:
     """The pool; it has to hold one request of the length that was asked for, if one was."""
-    began, config = time.monotonic(), model.settings
+    config = model.settings
     block_size = config.cache.block_size
     page_bytes = bytes_per_page(groups, block_size, model.dtype)
     num_pages = count_pages(
@@ -121,10 +121,10 @@ def _build_pool(
         device=model.device,
     )
     pool = PagePool(groups, num_pages, block_size, model.dtype, model.device)
+    how = "taken as it fills, at most" if model.device.type == "cpu" else "taken now"
     logger.info(
-        "kv cache: %d tokens, %d pages, %d MiB in %.1f s",
-        *(num_pages * block_size, num_pages, num_pages * page_bytes // _MIB),
-        time.monotonic() - began,
+        "kv cache: room for %d tokens in %d pages; memory is %s: %d MiB (--max-total-tokens)",
+        *(num_pages * block_size, num_pages, how, num_pages * page_bytes // _MIB),
     )
     return pool
 

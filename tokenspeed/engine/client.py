@@ -54,6 +54,10 @@ class EngineDead(RuntimeError):
     """The engine is gone; the message says why."""
 
 
+class EngineRefused(EngineDead):
+    """It could not start with these settings, or with this model."""
+
+
 class _Stream:
     """What one request has received and its reader has not taken yet."""
 
@@ -116,6 +120,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._tail = ""
         self._is_closing = False
+        self._is_refused = False
         self._resources = contextlib.ExitStack()
 
     async def start(self) -> None:
@@ -167,7 +172,9 @@ class EngineClient:
         return self._process.pid
 
     async def wait_ready(self) -> None:
-        """Return once the engine serves; raises EngineDead if it does not come to that."""
+        """Return once the engine serves; raises EngineDead if it does not come to that,
+        EngineRefused if its settings or its model are the reason.
+        """
         await self._settled.wait()
         self._require_alive()
 
@@ -222,12 +229,14 @@ class EngineClient:
 
     def _require_alive(self) -> None:
         if self.state == "dead":
-            raise EngineDead(self.failure or "the engine is gone")
+            kind = EngineRefused if self._is_refused else EngineDead
+            raise kind(self.failure or "the engine is gone")
 
-    def _die(self, message: str) -> None:
+    def _die(self, message: str, *, is_refusal: bool = False) -> None:
         """The engine is gone, for the reason that is given first."""
         if self.state == "dead":
             return
+        self._is_refused = is_refusal
         self.state, self.failure = "dead", message
         self._settled.set()
         for stream in self._streams.values():
@@ -255,7 +264,7 @@ class EngineClient:
                 self.stats = msgspec.structs.replace(self.stats, jit=message.jit)
                 self._settled.set()
             else:
-                self._die(message.message)
+                self._die(message.message, is_refusal=message.is_refusal)
 
     async def _watch(self) -> None:
         """Pass the engine's log on, then wait for its end."""

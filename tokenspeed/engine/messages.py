@@ -62,9 +62,12 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """The engine could not start or died; `message` is one line: what, why, what to do."""
+    """The engine could not start or died; `message` is one line: what, why, what to do.
+    `is_refusal`: the settings or the model are what cannot be taken.
+    """
 
     message: str
+    is_refusal: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,7 +152,7 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
         engine = build_engine(launch.config, progress)
         gc.freeze()  # a collection that walks all that is here now takes 0.3 s, between two steps
     except (ModelError, ConfigError) as error:  # the front logs it
-        link.announce(Failed(str(error)))
+        link.announce(Failed(str(error), is_refusal=True))
         return 1
     except Exception as error:
         logger.exception("the engine could not start")

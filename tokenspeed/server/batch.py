@@ -8,6 +8,7 @@ that was cut is taken up where it stopped: what the output holds already is skip
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from msgspec import UNSET
 from tqdm import tqdm
 
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
 from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
 from tokenspeed.server.api import APIS, Api
 from tokenspeed.server.batch_files import (
     DUPLICATE,
@@ -40,6 +42,8 @@ from tokenspeed.text.text_side import load_text_side
 
 MAX_CUSTOM_ID_CHARS = 512
 BUSY_WAIT_S = 0.2
+MAX_TOLD = 10
+"""Failed lines that are named on the log."""
 
 
 class _Named(msgspec.Struct):
@@ -71,24 +75,35 @@ class _BadLine(ValueError):
         super().__init__(message)
         self.code, self.message, self.custom_id = code, message, custom_id
 
+    def key(self, number: int) -> str | int:
+        """By which the output knows the answer to line `number`."""
+        return number if self.custom_id is None else self.custom_id
+
 
 def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | None = None) -> int:
     """Start an engine, run the file through it, end it. Exit code 1 if any line failed, also in an
-    earlier run.
+    earlier run. Raises ConfigError for settings, a model or files that cannot be taken. Where the
+    output holds every answer, no engine is started.
 
     `concurrency` is how many lines are in work at once (default: twice --max-num-seqs). "-" stands
     for stdin and stdout.
     """
-    try:
-        with (
-            open_input(in_path) as source,
-            BatchOutput(out_path) as output,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            counts = runner.run(_batch(config, source, output, concurrency))
-    except (BatchFileError, EngineDead, ModelError, OSError) as error:
-        logger.error("%s", error)
-        return 1
+    with contextlib.ExitStack() as files:
+        try:
+            source = files.enter_context(open_input(in_path))
+            output = files.enter_context(BatchOutput(out_path))
+        except BatchFileError as error:
+            raise ConfigError(str(error)) from error
+        try:
+            counts = _finished(source, output, config.server.max_request_bytes)
+            if counts is None:
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    counts = runner.run(_batch(config, source, output, concurrency))
+        except (EngineRefused, ModelError) as error:
+            raise ConfigError(str(error)) from error
+        except (BatchFileError, EngineDead, OSError) as error:
+            logger.error("%s", error)
+            return 1
     logger.info(
         "batch: %d answered, %d failed, %d done before (%d of them failed)",
         counts.completed,
@@ -97,6 +112,26 @@ def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | Non
         counts.failed_before,
     )
     return 1 if counts.failed or counts.failed_before else 0
+
+
+def _finished(source: BinaryIO, output: BatchOutput, max_bytes: int) -> BatchCounts | None:
+    """What earlier runs did, if nothing is left to do; None where something is, or where that
+    cannot be known without taking lines off a pipe.
+    """
+    if not source.seekable():
+        return None
+    counts, reader = BatchCounts(), _Reader()
+    for number, line in read_lines(source, max_bytes):
+        try:
+            key: str | int = reader.request(line).custom_id
+        except _BadLine as error:
+            key = error.key(number)
+        if key not in output.done:
+            source.seek(0)
+            return None
+        counts.skipped += 1
+        counts.failed_before += output.done[key]
+    return counts
 
 
 async def _batch(
@@ -146,7 +181,7 @@ class _Run:
     ) -> None:
         self.counts = BatchCounts()
         self._state, self._lines, self._output, self._bar = state, lines, output, bar
-        self._seen: set[str] = set()
+        self._reader = _Reader()
         self._reading = asyncio.Lock()
 
     async def work(self) -> None:
@@ -157,6 +192,7 @@ class _Run:
                 self._output.append(answer)
                 if answer.failed:
                     self.counts.failed += 1
+                    self._tell(number, answer)
                 else:
                     self.counts.completed += 1
             self._bar.update()
@@ -169,9 +205,9 @@ class _Run:
         """The line's answer; None if the output has it already."""
         answer_id = f"batch_req_{uuid.uuid4().hex}"
         try:
-            request = self._request(line)
+            request = self._reader.request(line)
         except _BadLine as error:
-            if self._skip(number if error.custom_id is None else error.custom_id):
+            if self._skip(error.key(number)):
                 return None
             return BatchLine(
                 id=answer_id,
@@ -194,7 +230,32 @@ class _Run:
         self.counts.failed_before += failed
         return True
 
-    def _request(self, line: bytes | None) -> BatchRequest:
+    def _tell(self, number: int, answer: BatchLine) -> None:
+        """Name the first lines that fail; all of them are in the output."""
+        if self.counts.failed > MAX_TOLD:
+            return
+        if answer.error is not None:
+            why = answer.error.message.removeprefix(f"line {number}: ")
+        else:
+            assert answer.response is not None
+            error = msgspec.json.decode(answer.response.body)["error"]
+            why = f"{answer.response.status_code}: {error['message']}"
+        name = "" if answer.custom_id is None else f" ({shorten(answer.custom_id, 100)!r})"
+        more = (
+            "; what fails from here on is told in the output"
+            if self.counts.failed == MAX_TOLD
+            else ""
+        )
+        logger.warning("line %d%s failed: %s%s", number, name, shorten(why, 300), more)
+
+
+class _Reader:
+    """Lines as requests. It knows the custom_ids that stood on earlier ones."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def request(self, line: bytes | None) -> BatchRequest:
         """Raises _BadLine."""
         if line is None:
             raise _BadLine("line_too_long", "the line is too long (--max-request-bytes)")

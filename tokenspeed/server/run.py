@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from tokenspeed.config import Config, ModelConfig
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
 from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
 from tokenspeed.parsers.tables import choose_parsers
 from tokenspeed.server.app import create_app
 from tokenspeed.server.errors import engine_failed
@@ -41,7 +42,8 @@ async def run_server(
     load_text: LoadText = load_text_side,
 ) -> int:
     """Serve on a listening socket with a client that has been started; both are closed at the end.
-    `began`: when the start-up did, on the monotonic clock.
+    `began`: when the start-up did, on the monotonic clock. The exit code; ConfigError for settings
+    or a model that cannot be taken.
     """
     url = url_of(listener)
     _warn_if_open(config, listener)
@@ -58,7 +60,9 @@ async def run_server(
             if not signals.first.is_set():
                 await first_of(signals.first.wait(), server.ended(), until_engine_dies(state))
             return await _wind_down(state, signals)
-        except (EngineDead, ModelError) as error:
+        except (EngineRefused, ModelError) as error:
+            raise ConfigError(str(error)) from error
+        except EngineDead as error:
             logger.error("%s", error)
             return 1
         finally:

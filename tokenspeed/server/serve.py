@@ -23,7 +23,9 @@ _RUN = "tokenspeed.server.run"
 
 
 def serve(config: Config) -> int:
-    """Serve until a signal or a failure; the process's exit code."""
+    """Serve until a signal or a failure; the process's exit code. Raises ConfigError for settings
+    or a model that cannot be taken.
+    """
     server = config.server
     try:
         listener = listen(server.host, server.port, server.write_timeout)
