@@ -30,13 +30,16 @@ ANSWER = "Hello, w\u00f6rld \U0001fae0!"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, so that every character beyond ASCII is split; and a few special tokens."""
+    """One token a byte, so that every character beyond ASCII is split; and a few special tokens,
+    and one that is a word.
+    """
     vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|im_start|>"), AddedToken("<|im_end|>")])
     backend.add_special_tokens([AddedToken(f"<|tool_call{name}|>") for name in KIMI_MARKS])
+    backend.add_tokens([AddedToken("</think>", normalized=False)])
     end = backend.token_to_id("<|im_end|>")
     return Tokenizer(
         backend, special_tokens={"eos_token": "<|im_end|>"}, eos_token_ids=frozenset({end})

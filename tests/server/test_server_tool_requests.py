@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from server_fakes import CHATML, TOKENIZER, refused
-from tool_fakes import HERMES_CALL, OSLO, QWEN, TOOLS, as_folded, asking
+from tool_fakes import HERMES_CALL, OPENING, OSLO, QWEN, TOOLS, as_folded, asking
 
 BAD_TOOLS: list[tuple[Any, str]] = [
     ([1], "tools[0]"),
@@ -143,3 +143,22 @@ async def test_only_chat_has_tools() -> None:
         for name, value in (("tools", TOOLS), ("tool_choice", "auto"), ("reasoning_effort", "low")):
             error = refused(await ask.completion(**{name: value}))
             assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+async def test_a_form_begins_behind_reasoning() -> None:
+    """Where the prompt has opened it and its end is a token; else at once, and all is content."""
+    fields = {"response_format": {"type": "json_object"}}
+    kimi = OPENING.replace("<think>", "\u25c1think\u25b7")
+    for template, text, reasoning, content, waits in (
+        (OPENING, "a</think>{}", "a", "{}", True),
+        (kimi, "{}", "", "{}", False),
+        (QWEN, "{}", "", "{}", False),
+    ):
+        async with asking(template=template) as ask:
+            ask.engine.answers = {0: text}
+            whole = as_folded(await ask.chat(**fields))
+            assert (whole["reasoning_content"], whole["content"]) == (reasoning, content)
+            asked = ask.engine.requests[-1].params.structured_outputs
+            assert asked is not None and asked.json_object
+            mark = TOKENIZER.encode("</think>", add_special_tokens=False)
+            assert list(asked.reasoning_end) == (mark if waits else [])

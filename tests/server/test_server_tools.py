@@ -94,7 +94,7 @@ async def test_streams_add_up_to_the_whole_answer(name: str, chunk: int) -> None
 async def test_a_cut_answer_says_so_wherever_it_is_cut() -> None:
     text = f"<think>a</think>{HERMES_CALL}"
     async with asking(template=QWEN) as ask:
-        for limit in range(1, len(text.encode()) + 1, 3):
+        for limit in range(1, len(TOKENIZER.encode(text)) + 1, 3):
             fields = {"tools": TOOLS, "max_tokens": limit}
             ask.engine.answers = {0: text}
             whole = as_folded(await ask.chat(**fields))
@@ -117,7 +117,7 @@ async def test_entries_wait_for_held_back_text() -> None:
         ]
         assert shown == [
             (("reasoning_content", "a"), len("<think>a")),
-            (("content", "b"), len("</think>b")),
+            (("content", "b"), len(TOKENIZER.encode("</think>b"))),
             (("content", ""), 1),
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncGenerator
 
+import msgspec
 from msgspec import UNSET
 
 from tokenspeed.server.chat_answer import ChatAnswer
@@ -34,8 +35,14 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
     await check_grammar(state.grammars, request.forms, params.structured_outputs)
     plan = plan_chat(state.config.server, text, request)
     prompt = await offload(state, "messages", _encode, text, tokenizer, request, plan)
+    is_open = plan.is_open(request, prompt.text or "")
+    form = params.structured_outputs
+    if form is not None and is_open and not form.reasoning_end:
+        form = msgspec.structs.replace(form, reasoning_end=plan.end_of_reasoning(tokenizer))
+        params = msgspec.structs.replace(params, structured_outputs=form)
+        is_open = bool(form.reasoning_end)  # else the form begins at once, and is no reasoning
     job = make_job(state, request, params, [prompt], prefix="chatcmpl", prompt_field="messages")
-    parser = plan.parser(request, prompt.text or "")
+    parser = plan.parser(is_open)
     if parser is None:
         return job
     kept_ids = tokenizer.special_ids(plan.form.markers)

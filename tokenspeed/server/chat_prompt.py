@@ -16,6 +16,7 @@ from tokenspeed.server.protocol_tools import check_tools
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.messages import content_text
 from tokenspeed.text.text_side import TextSide
+from tokenspeed.text.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES = ("enable_thinking", "thinking")
@@ -43,16 +44,25 @@ class ChatPlan:
             kwargs=self.kwargs,
         )
 
-    def parser(self, request: ChatRequest, prompt: str) -> Callable[[], OutputParser] | None:
-        """What takes the text of an answer to `prompt` apart; None: nothing is to be done."""
-        form = self.form
+    def is_open(self, request: ChatRequest, prompt: str) -> bool:
+        """Whether an answer to `prompt` begins inside reasoning."""
+        if self.form.thinking and request.continue_final_message:
+            final = content_text(request.messages[-1].get("content") or "", "messages")
+            return self.form.thinking.goes_on(final)
+        return self.form.is_open(prompt)
+
+    def parser(self, is_open: bool) -> Callable[[], OutputParser] | None:
+        """What takes the text of an answer apart; None: nothing is to be done."""
+        form, schemas = self.form, self.schemas
         if not (form.thinking or form.tools or form.is_harmony):
             return None
-        is_open = form.is_open(prompt)
-        if form.thinking and request.continue_final_message:
-            final = content_text(request.messages[-1].get("content") or "", "messages")
-            is_open = form.thinking.goes_on(final)
-        return lambda: OutputParser(form, is_open=is_open, schemas=self.schemas)
+        return lambda: OutputParser(form, is_open=is_open, schemas=schemas)
+
+    def end_of_reasoning(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token that ends reasoning; none where its mark is no token of its own."""
+        mark = self.form.thinking.close if self.form.thinking else ""
+        ids = tokenizer.encode(mark, add_special_tokens=False)
+        return tuple(ids) if len(ids) == 1 else ()
 
 
 def plan_chat(config: ServerConfig, text: TextSide, request: ChatRequest) -> ChatPlan:
