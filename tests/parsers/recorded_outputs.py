@@ -125,6 +125,12 @@ HERMES = [
     Case(
         "base",
         "hermes",
+        f'<tool_call>{{"name": "add", "arguments": {{"a": \'{HERMES_OSLO}',
+        Parts("", "'", [("add", '{"a": '), WEATHER], broken=[0]),
+    ),
+    Case(
+        "base",
+        "hermes",
         '<tool_call>{"name": "add", "arguments": {"a": \'x\'}}</tool_call>',
         Parts("", "'x'}}</tool_call>", [("add", '{"a": ')], broken=[0]),
     ),

@@ -86,6 +86,12 @@ CODER = [
     Case(
         "base",
         "qwen_coder",
+        "<function=add><parameter=note>no end</function><function=add><parameter=note>x</function>",
+        Parts(calls=[("add", '{"note": "no end"}'), ("add", '{"note": "x"}')]),
+    ),
+    Case(
+        "base",
+        "qwen_coder",
         "<tool_call>\n<function=add>\n<parameter=note>\ncut\n",
         Parts(calls=[("add", '{"note": "cut\\n')], broken=[0]),
     ),
@@ -196,6 +202,12 @@ SECTIONS = [
         "deepseek31",
         f"{deepseek('call begin')}function{deepseek('sep')}now{{}}",
         Parts(content=f"{deepseek('call begin')}function{deepseek('sep')}now{{}}"),
+    ),
+    Case(
+        "deepseek_r1",
+        "deepseek31",
+        f"{deepseek('call begin')}other{deepseek('sep')}now\n```json\n{{}}\n```",
+        Parts(content=f"{deepseek('call begin')}other{deepseek('sep')}now\n```json\n{{}}\n```"),
     ),
 ]
 

@@ -117,21 +117,18 @@ class Reader:
 
         Raises Malformed if it is longer than `limit` characters. Nothing is settled.
         """
-        begin = self.num_settled + self.at - self._settled
-        reading = self.until((marker,))
-        is_over, found = False, ""
-        while not is_over:
-            try:
-                next(reading)
-            except StopIteration as end:
-                is_over, found = True, end.value
-            start = begin - self._num_dropped
-            text = self.text[start : self.at - len(found)]
-            if len(text) > limit:
+        while True:
+            end = self.at + limit + len(marker)
+            found = self.text.find(marker, self.at, end)
+            is_over = self.is_closed or len(self.text) >= end
+            stop = len(self.text) if found < 0 else found
+            if is_over and stop - self.at > limit:
                 raise Malformed
-            if not is_over:
-                yield
-        return text, bool(found)
+            if is_over or found >= 0:
+                text = self.text[self.at : stop]
+                self.at = stop if found < 0 else stop + len(marker)
+                return text, found >= 0
+            yield
 
 
 @dataclass(frozen=True)
