@@ -1,14 +1,14 @@
 """What a request may demand of the form of its output: data only, which `structured` understands.
 
 `StructuredOutputs` travels with the sampling parameters. `ToolCallFormat` says how a model family
-spells tool calls, as data that parsers offer and grammars are built from. `Constraint` is what the
-engine holds for a sequence under a grammar.
+spells tool calls, as data that grammars are built from. `Constraint` is what the engine holds for a
+sequence under a grammar.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -17,7 +17,46 @@ MAX_GRAMMAR_CHARS = 128 << 10
 MAX_CHOICES = 10_000
 MAX_REASONING_END = 16
 
-Kind = Literal["json", "regex", "choice", "grammar"]
+Kind = Literal["json", "regex", "choice", "grammar", "tool_calls"]
+
+NAME, ARGUMENTS, NUMBER = "\0name", "\0arguments", "\0number"
+_TOOL_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
+
+
+class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a list of tool calls is spelled: `begin`, calls with `separator` between them, `end`.
+
+    `call` is text, in which NAME stands for the function's name, ARGUMENTS for its arguments as one
+    JSON object, NUMBER for a number. Text may hold special tokens, which are then matched as
+    tokens, not as text.
+    """
+
+    begin: str = ""
+    call: tuple[str, ...]
+    separator: str = ""
+    end: str = ""
+
+
+class ToolCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Calls of `tools`: names with the JSON schema of their arguments as text, "" for any object.
+
+    `required`: nothing but calls, at least one. Otherwise free text with calls in it, none of them
+    malformed. Not `parallel`: one call at most where they are required, one at a time elsewhere.
+    """
+
+    format: ToolCallFormat
+    tools: tuple[tuple[str, str], ...]
+    required: bool = True
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.tools or not all(_TOOL_NAME.fullmatch(name) for name, _ in self.tools):
+            raise ValueError("a tool's name has 1 to 128 letters, digits, dots, `-` and `_`")
+        if ARGUMENTS not in self.format.call or self.format.call[0] in _FIELDS:
+            raise ValueError("a call begins with text, and has arguments")
+
+
+_FIELDS = (NAME, ARGUMENTS, NUMBER)
 
 
 class StructuredOutputs(
@@ -25,7 +64,7 @@ class StructuredOutputs(
 ):
     """Exactly one of a JSON schema (`json`: its text, or the value), any JSON object
     (`json_object`), a regular expression (of the whole output), a `choice` of texts, and a
-    `grammar` (Lark, or GBNF). ValueError for anything else.
+    `grammar` (Lark, or GBNF), and `tool_calls`. ValueError for anything else.
 
     `disable_any_whitespace` writes JSON without white space between its tokens; None is the
     server's default. With `reasoning_end` the grammar begins behind the first such sequence of
@@ -37,6 +76,7 @@ class StructuredOutputs(
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    tool_calls: ToolCalls | None = None
     disable_any_whitespace: bool | None = None
     reasoning_end: tuple[int, ...] = ()
 
@@ -73,13 +113,15 @@ class StructuredOutputs(
             return "regex"
         if self.choice is not None:
             return "choice"
+        if self.tool_calls is not None:
+            return "tool_calls"
         return "json" if self.grammar is None else "grammar"
 
     @property
     def text(self) -> str:
-        """The schema, regular expression or grammar; of a choice, a JSON list of its texts."""
-        if self.choice is not None:
-            return msgspec.json.encode(self.choice).decode()
+        """The schema, regular expression or grammar; all else as JSON."""
+        if self.choice is not None or self.tool_calls is not None:
+            return msgspec.json.encode(self.choice or self.tool_calls).decode()
         if self.json_object:
             return '{"type":"object"}'
         given = (self.json, self.regex, self.grammar)
@@ -87,7 +129,7 @@ class StructuredOutputs(
         return text
 
 
-_FORMS = ("json", "json_object", "regex", "choice", "grammar")
+_FORMS = ("json", "json_object", "regex", "choice", "grammar", "tool_calls")
 
 
 class Constraint(Protocol):
@@ -97,22 +139,3 @@ class Constraint(Protocol):
         """Move on to the end of `output_ids`, which begin with all that was taken before. The
         reason, if they cannot be followed.
         """
-
-
-NAME, ARGUMENTS, NUMBER = "name", "arguments", "number"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolCallFormat:
-    """How a list of tool calls is spelled: `begin`, calls with `separator` between them, `end`.
-
-    `call` alternates literal text with fields: (NAME,) is the function's name, (ARGUMENTS,) its
-    arguments as one JSON object, (NUMBER,) the call's number. Literals may hold special tokens,
-    which are then matched as tokens, not as text. Calls of one function are spelled alike, so
-    `call` may name it more than once.
-    """
-
-    begin: str = ""
-    call: tuple[str | tuple[str], ...]
-    separator: str = ""
-    end: str = ""

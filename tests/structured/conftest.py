@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 from engine_tiny import tiny_engine
-from llguidance import LLTokenizer
 from structured_tiny import EOS_IDS, VOCAB, tiny_tokenizer, write_model
 
 from tokenspeed.engine.engine import Engine
-from tokenspeed.structured.tokens import token_table
+from tokenspeed.structured.tokens import TokenTable, token_table
 
 Make = Callable[..., Engine]
 
 
 @pytest.fixture(scope="session")
-def table() -> LLTokenizer:
+def table() -> TokenTable:
     return token_table(tiny_tokenizer(), VOCAB, EOS_IDS)
 
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 from engine_tiny import Outcome, request, run
-from llguidance import LLTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schema_cases import SCHEMAS, holds
 from structured_tiny import EOS, EOS_IDS, THINK_END, VOCAB, allowed, tiny_tokenizer
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.worker import Step, Worker
 from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.tokens import TokenTable
 
 TOKENIZER = tiny_tokenizer()
 Make = Callable[..., Engine]
@@ -77,7 +81,7 @@ def test_a_cut_output_says_so(make_engine: Make) -> None:
     assert re.fullmatch("[ab]{1,29}", text_of(outcome))
 
 
-def test_greedy_takes_the_best_of_what_is_allowed(make_engine: Make, table: LLTokenizer) -> None:
+def test_greedy_takes_the_best_of_what_is_allowed(make_engine: Make, table: TokenTable) -> None:
     """The oracle bans by bias, one token a request."""
     engine = make_engine()
     found = run(engine, [ask("masked", 3, DIGITS, temperature=0.0, max_tokens=20)])["masked"]
@@ -153,6 +157,72 @@ def test_the_grammar_begins_behind_the_reasoning(make_engine: Make) -> None:
         assert re.fullmatch("[ab]{4}", TOKENIZER.decode(ids[end + 1 :]))
         assert not EOS_IDS & set(ids[:-1])
         assert ids[-1] in EOS_IDS
+
+
+def test_only_steps_with_a_grammar_wait(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward of a step is launched before the tokens of the step before are known; but with a
+    grammar in it, it is sampled after that.
+    """
+    engine = make_engine(disable_overlap_schedule=False)
+    events: list[tuple[str, int]] = []
+
+    def noted(owner: type, name: str, number: Callable[[Any, Any], int]) -> None:
+        original = getattr(owner, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            events.append((name, number(self, args)))
+            return original(self, *args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(Worker, "launch", lambda worker, args: args[0].step)
+    noted(Step, "sample", lambda step, args: step.batch.step)
+    noted(Step, "result", lambda step, args: step.batch.step)
+    for form, waits in ((None, False), (DIGITS, True)):
+        events.clear()
+        run(engine, [ask("one", 1, form, max_tokens=4)])
+        first = events[0][1]
+        for step in range(first + 1, first + 4):
+            launch, sample, before = (
+                events.index((name, number))
+                for name, number in (("launch", step), ("sample", step), ("result", step - 1))
+            )
+            assert launch < sample and launch < before
+            assert (before < sample) == waits
+
+
+def test_a_step_that_raises_loses_no_token_of_a_grammar(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(disable_overlap_schedule=False)
+    expected = tokens(run(engine, mixed()))
+    for name in ("launch", "sample"):
+        owner, count = (Worker, 0) if name == "launch" else (Step, 0)
+        original = getattr(owner, name)
+
+        def call(self: Any, *args: Any, original: Any = original) -> Any:
+            nonlocal count
+            count += 1
+            if count % 5 == 3:
+                raise RuntimeError("injected")
+            return original(self, *args)
+
+        monkeypatch.setattr(owner, name, call)
+        found = run(engine, mixed())
+        monkeypatch.undo()
+        whole = [key for key, outcome in found.items() if outcome.error is None]
+        assert len(whole) > 2
+        assert all(found[key].token_ids == expected[key] for key in whole)
+
+
+@settings(max_examples=6, deadline=None)
+@given(schemas=st.lists(SCHEMAS, min_size=3, max_size=5))
+def test_schemas_hold_for_what_the_model_writes(make_engine: Make, schemas: list[Any]) -> None:
+    requests = [ask(f"s{i}", i, {"json": schema}) for i, schema in enumerate(schemas)]
+    for schema, outcome in zip(schemas, run(make_engine(), requests).values(), strict=True):
+        assert outcome.error is None
+        if outcome.finish_reason is FinishReason.STOP:
+            assert holds(schema, json.loads(text_of(outcome))), (schema, text_of(outcome))
 
 
 def test_abort_in_every_state(make_engine: Make) -> None:

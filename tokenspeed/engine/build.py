@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 
-from llguidance import LLTokenizer
 from torch import nn
 
 from tokenspeed.compile.runner import Executable
@@ -33,7 +32,7 @@ from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.tokens import token_table
+from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.source import eos_token_ids
 from tokenspeed.text.tokenizer import load_tokenizer
 
@@ -192,7 +191,7 @@ def _grammars(
     """The vocabulary is loaded for the first request with a grammar, in the compiler's thread."""
     wanted = config.model
 
-    def table() -> LLTokenizer:
+    def table() -> TokenTable:
         tokenizer = None
         if not wanted.skip_tokenizer_init:
             tokenizer = load_tokenizer(model.source, wanted.tokenizer)

@@ -14,8 +14,6 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from llguidance import LLTokenizer
-
 from tokenspeed import __version__
 from tokenspeed.config import Config
 from tokenspeed.engine.client import EngineClient
@@ -26,7 +24,7 @@ from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
 from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.tokens import token_table
+from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.text_side import TextSide
 
 
@@ -102,7 +100,7 @@ class ServerState:
             any_whitespace=not output.disable_any_whitespace,
         )
 
-    def _token_table(self) -> LLTokenizer:
+    def _token_table(self) -> TokenTable:
         ready, tokenizer = self.client.ready, self.text.tokenizer if self.text else None
         assert ready is not None
         ends = tokenizer.eos_token_ids if tokenizer is not None else frozenset()

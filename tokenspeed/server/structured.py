@@ -51,7 +51,10 @@ def _convert(name: str, value: Any) -> StructuredOutputs | None:
     if name == "response_format":
         return _response_format(value)
     fields = {FORMS[name]: value} if FORMS[name] else value
-    return msgspec.convert(fields, StructuredOutputs)
+    asked = msgspec.convert(fields, StructuredOutputs)
+    if asked.tool_calls is not None:
+        raise ValueError("tool_calls are demanded with tool_choice")
+    return asked
 
 
 def _response_format(value: Any) -> StructuredOutputs | None:

@@ -12,12 +12,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.log import logger
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.grammar import compile_grammar
+from tokenspeed.structured.tokens import TokenTable
 
 THREADS = 2
 STACK_BYTES = 256 << 20
@@ -48,7 +49,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        table: Callable[[], LLTokenizer],
+        table: Callable[[], TokenTable],
         *,
         deadline_s: float = 30.0,
         any_whitespace: bool = True,
@@ -57,7 +58,7 @@ class GrammarCompiler:
         self._load = table
         self._any_whitespace = any_whitespace
         self._lock = threading.Lock()
-        self._table: LLTokenizer | None = None
+        self._table: TokenTable | None = None
         self._table_lock = threading.Lock()
         self._kept: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
         self._jobs: deque[tuple[_Key, StructuredOutputs, Future[LLMatcher]]] = deque()
@@ -131,7 +132,7 @@ class GrammarCompiler:
             else:
                 future.set_result(matcher)
 
-    def _token_table(self) -> LLTokenizer:
+    def _token_table(self) -> TokenTable:
         with self._table_lock:
             if self._table is None:
                 self._table = self._load()

@@ -13,9 +13,11 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
-from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.constraint import StructuredOutputs, ToolCalls
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.schema import locate, mend, parse_schema
+from tokenspeed.structured.tokens import TokenTable
+from tokenspeed.structured.tools import tool_call_grammar
 
 MAX_GRAMMAR_TEXT = 64 << 10
 """Characters of a Lark or GBNF grammar, and of a regular expression."""
@@ -27,39 +29,68 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 
 
 def compile_grammar(
-    asked: StructuredOutputs, table: LLTokenizer, *, any_whitespace: bool
+    asked: StructuredOutputs, table: TokenTable, *, any_whitespace: bool
 ) -> LLMatcher:
     """Raises InvalidRequest."""
+    compiler = _Compiler(table, any_whitespace)
+    if asked.tool_calls is not None:
+        return compiler.tool_calls(asked.tool_calls)
     if asked.kind == "json":
-        return _compile_schema(asked.text, table, any_whitespace)
+        return compiler.schema(asked.text)
     if asked.kind != "choice" and len(asked.text) > MAX_GRAMMAR_TEXT:
         raise InvalidRequest(
             f"the {asked.kind} has {len(asked.text)} characters; at most {MAX_GRAMMAR_TEXT} are "
             "taken"
         )
     if asked.kind == "regex":
-        grammar = LLMatcher.grammar_from_regex(asked.text)
-    elif asked.kind == "choice":
-        grammar = LLMatcher.grammar_from_lark(_choice(asked.choice or ()))
-    else:
-        grammar = LLMatcher.grammar_from_lark(_lark(asked.text))
-    matcher, error = _begin(grammar, table)
-    if error:
-        raise InvalidRequest(f"the {asked.kind} cannot be used: {plain(error)}")
-    return matcher
+        return compiler.grammar("regex", LLMatcher.grammar_from_regex(asked.text))
+    lark = _choice(asked.choice) if asked.choice is not None else _lark(asked.text)
+    return compiler.grammar(asked.kind, LLMatcher.grammar_from_lark(lark))
 
 
-def _compile_schema(text: str, table: LLTokenizer, any_whitespace: bool) -> LLMatcher:
-    schema = parse_schema(text)
+class _Compiler:
+    def __init__(self, table: TokenTable, any_whitespace: bool) -> None:
+        self._table = table
+        self._any_whitespace = any_whitespace
 
-    def begin(part: Any) -> tuple[LLMatcher, str]:
-        return _begin(_json_grammar(part, any_whitespace), table)
+    def grammar(self, kind: str, grammar: str) -> LLMatcher:
+        matcher, error = _begin(grammar, self._table.tokens)
+        if error:
+            raise InvalidRequest(f"the {kind} cannot be used: {plain(error)}")
+        return matcher
 
-    matcher, error = begin(mend(schema, _is_dead))
-    if error:
-        path, error = locate(schema, error, lambda part: begin(part)[1])
-        raise InvalidRequest(f"the JSON schema cannot be used, at {path[:200]}: {plain(error)}")
-    return matcher
+    def schema(self, text: str, owner: str = "") -> LLMatcher:
+        """`owner` is whose schema it is."""
+        schema = parse_schema(text)
+        matcher, error = self._begin(mend(schema, _is_dead))
+        if error:
+            path, error = locate(schema, error, lambda part: self._begin(part)[1])
+            where = f"{owner}at {path[:200]}"
+            raise InvalidRequest(f"the JSON schema cannot be used, {where}: {plain(error)}")
+        return matcher
+
+    def tool_calls(self, asked: ToolCalls) -> LLMatcher:
+        def arguments(name: str, text: str) -> str:
+            text = text or '{"type":"object"}'
+            self.schema(text, f"in tool {name}, ")
+            schema = mend(parse_schema(text), _is_dead)
+            return f"%json {json.dumps(_with_options(schema, self._any_whitespace))}"
+
+        lark = tool_call_grammar(asked, self._table.special, arguments)
+        return self.grammar("tool calls", LLMatcher.grammar_from_lark(lark))
+
+    def _begin(self, schema: Any) -> tuple[LLMatcher, str]:
+        return _begin(_json_grammar(schema, self._any_whitespace), self._table.tokens)
+
+
+def _json_grammar(schema: dict[str, Any], any_whitespace: bool) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(_with_options(schema, any_whitespace)))
+
+
+def _with_options(schema: dict[str, Any], any_whitespace: bool) -> dict[str, Any]:
+    """The schema with the grammar engine's options, whatever it says of them itself."""
+    white = {"whitespace_pattern": _WHITE_SPACE} if any_whitespace else {}
+    return schema | {"x-guidance": {"whitespace_flexible": any_whitespace, **white}}
 
 
 def _is_dead(names: list[str], pattern: str) -> bool:
@@ -85,17 +116,6 @@ def _is_dead(names: list[str], pattern: str) -> bool:
 def _bytes() -> LLTokenizer:
     """A vocabulary of single bytes."""
     return LLTokenizer("byte")
-
-
-def _json_grammar(schema: Any, any_whitespace: bool) -> str:
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema),
-        overrides={
-            "whitespace_flexible": any_whitespace,
-            "whitespace_pattern": _WHITE_SPACE if any_whitespace else None,
-            "lenient": False,
-        },
-    )
 
 
 def _begin(grammar: str, table: LLTokenizer) -> tuple[LLMatcher, str]:

@@ -6,6 +6,8 @@ token (the padding of a vocabulary to the model's size) are never allowed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -18,9 +20,17 @@ _CUE = "\n"
 """Begins a text so that no tokenizer adds a space of its own to what follows."""
 
 
+@dataclass(frozen=True)
+class TokenTable:
+    """`special`: the texts of special tokens with their ids."""
+
+    tokens: LLTokenizer
+    special: Mapping[str, int]
+
+
 def token_table(
     tokenizer: Tokenizer | None, vocab_size: int, eos_ids: frozenset[int]
-) -> LLTokenizer:
+) -> TokenTable:
     """The table of `vocab_size` ids; `eos_ids` end an output. Takes about a second where there are
     150,000 of them. Raises InvalidRequest where there can be none.
     """
@@ -36,7 +46,12 @@ def token_table(
             "structured output is not possible with this model: it names no end-of-sequence token"
         )
     vocabulary = _Vocabulary(tokenizer, vocab_size, ends)
-    return LLTokenizer(cast(TokenizerWrapper, vocabulary), eos_token=ends)
+    special = {
+        data.decode(errors="replace"): id
+        for id, data in enumerate(vocabulary.tokens)
+        if tokenizer.is_special(id)
+    }
+    return TokenTable(LLTokenizer(cast(TokenizerWrapper, vocabulary), eos_token=ends), special)
 
 
 class _Vocabulary:

@@ -1,0 +1,179 @@
+"""Vocabularies as tables of bytes: byte level and sentencepiece, padded, with tokens that end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLTokenizer
+from structured_tiny import CALL, EOS_IDS, VOCAB, allowed, tiny_tokenizer
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
+
+from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.request import InvalidRequest
+from tokenspeed.structured.compiler import GrammarCompiler
+from tokenspeed.structured.matcher import GrammarState, MaskFiller, num_words
+from tokenspeed.structured.tokens import TokenTable, _Vocabulary, token_table
+from tokenspeed.text.tokenizer import Tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """Pieces with a metaspace, all bytes as a fallback, and a token that ends."""
+    bytes_ = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    pieces = ["\u2581", "\u2581{", "{", '"', "a", "b", "\u2581a", "ab", "1", "\u00e9"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | bytes_
+    vocab |= {piece: 259 + index for index, piece in enumerate(pieces)}
+    merges = [("\u2581", "{"), ("\u2581", "a"), ("a", "b")]
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            *(decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return Tokenizer(backend, special_tokens=special)
+
+
+PIECES = sentencepiece()
+TOKENIZERS = {"bytes": (tiny_tokenizer(), EOS_IDS), "pieces": (PIECES, frozenset({2}))}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=80, deadline=None)
+@given(text=st.text('ab{}" \u00e9\U0001f600\n<|cal>/s', max_size=12))
+def test_forced_text_keeps_its_bytes(kind: str, text: str) -> None:
+    """Also where it reads like a special token; what the vocabulary cannot spell ends it."""
+    tokenizer, ends = TOKENIZERS[kind]
+    vocabulary = _Vocabulary(tokenizer, tokenizer.vocab_size + 5, sorted(ends))
+    ids = vocabulary(text)
+    spelled = b"".join(tokenizer.token_bytes(id) for id in ids)
+    assert not any(tokenizer.is_special(id) for id in ids)
+    if kind == "pieces":
+        assert spelled == text.encode()
+    else:
+        assert text.encode().startswith(spelled)
+
+
+def test_forced_text_has_the_tokens_that_the_model_knows() -> None:
+    vocabulary = _Vocabulary(PIECES, PIECES.vocab_size, [2])
+    assert [PIECES.token_bytes(id) for id in vocabulary("ab a")] == [b"ab", b" a"]
+    assert [PIECES.token_bytes(id) for id in vocabulary("{1")] == [b"{", b"1"]
+
+
+@pytest.mark.parametrize("padding", [0, 1, 40])
+def test_bytes_fall_back_and_padding_is_never_allowed(padding: int) -> None:
+    size = PIECES.vocab_size + padding
+    compiler = GrammarCompiler(lambda: token_table(PIECES, size, frozenset({2})))
+    state = GrammarState(compiler.compile(StructuredOutputs(regex=".{0,2}")), frozenset({2}))
+    words = np.zeros(num_words(size), dtype=np.int32)
+    state.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert bits[2] and not bits[[0, 1]].any() and not bits[PIECES.vocab_size :].any()
+    assert bits[3 + 0xF0] and not bits[3 + 0x80]  # a character begins with its first byte
+    assert bits[3 + ord("a")] and bits[PIECES.encode("a")[0]]
+    ids = [3 + byte for byte in "\U0001f600".encode()]
+    assert state.advance(ids) == 4 and state.may_end
+
+
+def test_text_like_a_special_token_is_text(table: TokenTable) -> None:
+    compiler = GrammarCompiler(lambda: table)
+    text = GrammarState(compiler.compile(StructuredOutputs(choice=("<|call|>",))), EOS_IDS)
+    assert CALL not in allowed(text) and len(allowed(text)) == 1
+    named = StructuredOutputs(grammar='start: <|call|> "a"')
+    assert allowed(GrammarState(compiler.compile(named), EOS_IDS)) == {CALL}
+
+
+def test_what_has_no_table() -> None:
+    plain = Backend(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    cases: list[tuple[Any, str]] = [
+        ((None, 9, EOS_IDS), "needs a tokenizer"),
+        ((Tokenizer(plain), 9, frozenset({1})), "no fixed bytes"),
+        ((PIECES, 280, frozenset()), "no end-of-sequence token"),
+        ((PIECES, 280, frozenset({999})), "no end-of-sequence token"),
+    ]
+    for arguments, reason in cases:
+        with pytest.raises(InvalidRequest, match=reason):
+            token_table(*arguments)
+
+
+def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
+    compiler = GrammarCompiler(lambda: table)
+    asked = StructuredOutputs(regex="[ab]{2}[0-9]{3}", reasoning_end=(9, 50))
+    tokenizer = tiny_tokenizer()
+    a, digit = tokenizer.encode("a")[0], tokenizer.encode("7")[0]
+    output = [60, 9, 50, a, a, digit, digit, digit, 7]
+    masks = []
+    state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
+    for count in range(len(output)):
+        assert state.sync(output[:count]) is None
+        masks.append(allowed(state))
+    assert masks[0] == masks[2] == set(range(VOCAB)) - EOS_IDS and masks[8] == set(EOS_IDS)
+    state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
+    for start in range(len(output)):
+        assert state.sync(output[:start]) is None
+        for draft in (output[start : start + 5], [*output[start : start + 2], 11, a]):
+            ahead = np.full((len(draft) + 1, num_words(VOCAB)), 3, dtype=np.int32)
+            accepted = state.fill_ahead(ahead, draft)
+            assert accepted == len(draft) or draft[accepted] not in masks[start + accepted]
+            bits = np.unpackbits(ahead.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+            known = len(draft) if draft == output[start : start + 5] else 2
+            for row in range(min(accepted, known, len(masks) - 1 - start) + 1):
+                assert set(np.flatnonzero(bits[row]).tolist()) == masks[start + row]
+            assert allowed(state) == masks[start]
+    assert state.sync(output) is None
+    state.rollback(len(output))
+    assert state.is_thinking and allowed(state) == masks[0]
+    assert state.sync(output[:5]) is None and allowed(state) == masks[5]
+
+
+def test_several_masks_at_once_are_those_of_each(table: TokenTable) -> None:
+    compiler = GrammarCompiler(lambda: table)
+    forms = [f"[a-{letter}]+" for letter in "bcdefgh"]
+    states = [GrammarState(compiler.compile(StructuredOutputs(regex=f)), EOS_IDS) for f in forms]
+    states.append(GrammarState(states[0].matcher, EOS_IDS, reasoning_end=(9,)))
+    expected = [allowed(state) for state in states]
+    masks = np.full((12, num_words(VOCAB)), -1, dtype=np.int32)
+    MaskFiller().fill([(index + 2, state) for index, state in enumerate(states)], masks)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
+    assert [set(np.flatnonzero(row).tolist()) for row in bits[2:10]] == expected
+    assert bits[[0, 1, 10, 11]].all()
+
+
+def test_long_chains_do_not_end_the_process(table: TokenTable) -> None:
+    """They need some 50 MB of stack."""
+    chain = "".join(f"r{i}: r{i + 1}\n" for i in range(4000))
+    compiler = GrammarCompiler(lambda: table)
+    compiler.compile(StructuredOutputs(grammar=f'start: r0\n{chain}r4000: "a"'))
+    terms = "".join(f'R{i}: ~("b" R{i + 1})\n' for i in range(2500))
+    compiler.compile(StructuredOutputs(grammar=f'start: R0\n{terms}R2500: "a"'))
+
+
+def test_compiled_grammars_are_kept_within_bounds(table: TokenTable) -> None:
+    tables: list[LLTokenizer] = []
+
+    def load() -> TokenTable:
+        tables.append(table.tokens)
+        return table
+
+    compiler = GrammarCompiler(load)
+    first = StructuredOutputs(regex="a{0}b")
+    assert compiler.compile(first) is compiler.compile(StructuredOutputs(regex="a{0}b"))
+    bare = StructuredOutputs(json=True, disable_any_whitespace=True)
+    assert compiler.compile(bare) is not compiler.compile(StructuredOutputs(json=True))
+    futures = [compiler.submit(StructuredOutputs(regex=f"a{{{i}}}b")) for i in range(200)]
+    for future in futures:
+        future.result(20)
+    compiler.compile(StructuredOutputs(regex="last"))
+    assert len(compiler._kept) <= 129 and len(tables) == 1
+    for _ in range(2):  # errors are kept too, and are new ones each time
+        with pytest.raises(InvalidRequest, match="look-around") as failed:
+            compiler.compile(StructuredOutputs(regex="(?=a)"))
+        assert len(failed.traceback) < 8
