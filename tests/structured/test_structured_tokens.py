@@ -128,7 +128,8 @@ def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
             for row in range(min(accepted, known, len(masks) - 1 - start) + 1):
                 assert set(np.flatnonzero(bits[row]).tolist()) == masks[start + row]
             assert allowed(state) == masks[start]
-    assert state.sync(output) is None
+    assert state.sync(output) is None and allowed(state) == EOS_IDS
+    assert state.advance([a]) == 0
     state.rollback(len(output))
     assert state.is_thinking and allowed(state) == masks[0]
     assert state.sync(output[:5]) is None and allowed(state) == masks[5]

@@ -37,6 +37,7 @@ class GrammarState:
         self._reasoning_end = list(reasoning_end)
         self._thoughts: list[int] = []
         self._is_thinking = bool(reasoning_end)
+        self._is_ended = False
         self._num_tokens = 0
 
     @property
@@ -71,8 +72,12 @@ class GrammarState:
             self._thoughts.append(tokens[count])
             self._is_thinking = self._thoughts[-len(self._reasoning_end) :] != self._reasoning_end
             count += 1
-        if count < len(tokens):
-            count += self.matcher.try_consume_tokens(list(tokens[count:]))
+        rest = list(tokens[count:])
+        length = next((i for i, token in enumerate(rest) if token in self._eos_ids), len(rest))
+        if rest and not self._is_ended:
+            accepted = self.matcher.try_consume_tokens(rest[:length])
+            self._is_ended = accepted == length < len(rest) and self.matcher.is_accepting()
+            count += accepted + self._is_ended
         self._num_tokens += count
         return count
 
@@ -80,14 +85,19 @@ class GrammarState:
         """Take back the last `count` accepted tokens."""
         assert 0 <= count <= self._num_tokens, f"{count} of {self._num_tokens} tokens taken back"
         in_grammar = min(count, self._num_tokens - len(self._thoughts))
-        self.matcher.rollback(in_grammar)
         self._num_tokens -= count
         if count > in_grammar:
             del self._thoughts[self._num_tokens :]
             self._is_thinking = True
+        if in_grammar and self._is_ended:
+            self._is_ended = False
+            in_grammar -= 1
+        self.matcher.rollback(in_grammar)
 
     def fill(self, words: Words) -> None:
-        """Write the mask of the next token. After an error it allows nothing but an end."""
+        """Write the mask of the next token. Behind an end, or after an error, it allows nothing but
+        an end.
+        """
         if self._is_thinking:
             words.fill(-1)
             bits = words.view(np.uint32)
