@@ -24,7 +24,7 @@ from tokenspeed.text.tokenizer import Tokenizer
 def sentencepiece() -> Tokenizer:
     """Pieces with a metaspace, all bytes as a fallback, and a token that ends."""
     bytes_ = {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    pieces = ["\u2581", "\u2581{", "{", '"', "a", "b", "\u2581a", "ab", "1", "\u00e9"]
+    pieces = ["\u2581", "\u2581{", "{", '"', "a", "b", "\u2581a", "ab", "1", "\u00e9", "aba"]
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | bytes_
     vocab |= {piece: 259 + index for index, piece in enumerate(pieces)}
     merges = [("\u2581", "{"), ("\u2581", "a"), ("a", "b")]
@@ -65,7 +65,7 @@ def test_forced_text_keeps_its_bytes(kind: str, text: str) -> None:
 def test_forced_text_has_the_tokens_that_the_model_knows() -> None:
     vocabulary = _Vocabulary(PIECES, PIECES.vocab_size, [2])
     assert [PIECES.token_bytes(id) for id in vocabulary("ab a")] == [b"ab", b" a"]
-    assert [PIECES.token_bytes(id) for id in vocabulary("{1")] == [b"{", b"1"]
+    assert [PIECES.token_bytes(id) for id in vocabulary("{aba")] == [b"{", b"ab", b"a"]
 
 
 @pytest.mark.parametrize("padding", [0, 1, 40])
@@ -112,7 +112,7 @@ def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
     output = [60, 9, 50, a, a, digit, digit, digit, 7]
     masks = []
     state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
-    for count in range(len(output)):
+    for count in range(len(output) + 1):
         assert state.sync(output[:count]) is None
         masks.append(allowed(state))
     assert masks[0] == masks[2] == set(range(VOCAB)) - EOS_IDS and masks[8] == set(EOS_IDS)
