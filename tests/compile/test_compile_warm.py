@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -153,21 +153,27 @@ def test_an_entry_beside_which_nothing_can_be_written_loads(
     assert warm.load_program(entry).pieces
 
 
-def test_what_kernels_are_read_from_later_stays(
-    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_kernels_are_read_from_later_stays_as_long_as_they(
+    entry: Entry, tmp_path: Path
 ) -> None:
     """On CUDA that is their first launch; another process may sweep before."""
     shutil.copytree(entry.folder, tmp_path / "v1" / entry.folder.name)
     copy = entry_in(tmp_path)
     copy.manifest.facts["compile"]["device"] = "cuda"
-    at_exit: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(warm.atexit, "register", lambda *args, **kwargs: at_exit.append(args))
-    warm.load_program(copy)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    program = warm.load_program(copy)
     (folder,) = (tmp_path / "v1").glob(".load-*")
-    assert at_exit == [(shutil.rmtree, folder)]
     os.utime(folder, (0, 0))
     CompileCache(tmp_path).sweep()
     assert list(folder.rglob("*.so"))
+    pieces = list(program.pieces.values())
+    del program
+    gc.collect()
+    assert folder.exists()
+    del pieces
+    gc.collect()
+    assert not folder.exists()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def broken(entry: Entry, **changes: object) -> Entry:

@@ -13,7 +13,7 @@ from tokenspeed.config import OPTIONS, make_config
 from tokenspeed.engine import attention
 from tokenspeed.engine.attention import ATTENTION_BACKENDS, PendingAttention
 from tokenspeed.engine.slots import Slots
-from tokenspeed.kernels.attention_flashinfer import FlashInferAttention
+from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, Prefill
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kv.pool import PagePool
@@ -25,14 +25,14 @@ CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SPEC = FullAttention(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1)
 
 
-def model(name: str) -> Any:
+def model(name: str, **options: Any) -> Any:
     """A model on a machine on which everything runs, as far as a backend looks at it."""
     library = FlashInferFacts(is_installed=True, built=("bfloat16",))
     machine = MachineFacts(has_cuda=True, capability=(9, 0), has_kernels=True, flashinfer=library)
     facts = ModelFacts(
         stored="safetensors", dtype="bfloat16", max_model_len=64, serves_flashinfer=True
     )
-    resolution = resolve(make_config({"attention_backend": name}), machine, facts)
+    resolution = resolve(make_config({"attention_backend": name} | options), machine, facts)
     return SimpleNamespace(resolution=resolution, settings=resolution.config)
 
 
@@ -58,13 +58,13 @@ def test_a_backend_is_made_with_its_library(
 ) -> None:
     made: list[torch.device] = []
 
-    class Prefill:
+    class Wrapper:
         def plan(self, *arguments: Any, **options: Any) -> None: ...
         def run(self, *arguments: Any, **options: Any) -> None: ...
 
     def make_prefill(device: torch.device) -> Prefill:
         made.append(device)
-        return Prefill()
+        return Prefill(Wrapper(), Wrapper())
 
     library = SimpleNamespace(make_prefill=make_prefill)
     monkeypatch.setattr(attention, "_import_flashinfer", lambda: library)
@@ -94,3 +94,11 @@ def test_a_library_that_fails_costs_speed_unless_it_was_asked_for(
     assert str(caught.value) == (
         "--attention-backend flashinfer: it fails here: versions do not match; use triton"
     )
+
+
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_pages_that_kernels_cannot_read_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--block-size 24: the {name} attention backend needs"):
+        PendingAttention(model(name, block_size=24))
+    PendingAttention(model("torch", block_size=24))
+    PendingAttention(model("triton", block_size=1))

@@ -162,8 +162,21 @@ def test_a_taken_port_is_one_line_at_once(
         assert serve(make_config({"port": port})) == 1
     (record,) = caplog.records
     assert str(port) in record.message and "--port" in record.message
-    assert serve(make_config({"host": "256.0.0.1"})) == 1
-    assert "--host" in caplog.records[-1].message
+    for host in ("256.0.0.1", "a" * 64, "a..b"):
+        caplog.clear()
+        assert serve(make_config({"host": host})) == 1
+        (record,) = caplog.records
+        assert host in record.message and "--host" in record.message
+
+
+def test_an_engine_that_cannot_be_started_is_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert serve(make_config({"port": 0})) == 1
+    (record,) = caplog.records
+    assert record.message.startswith("the engine process could not be started: ")
+    assert "/nowhere" in record.message and record.exc_info is None
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half-close"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,41 +53,56 @@ def _load(entry: Entry) -> Program:
     began = time.monotonic()
     isa = None if contents.isa is None else msgspec.convert(contents.isa, VectorIsa)
     program_plan = plan.decode(entry.files[PLAN].decode())
-    folder = _private_folder(entry.folder.parent, entry)
-    lock = read_lock(folder)
+    folder = _Folder(_private_folder(entry.folder.parent, entry))
     try:
-        before = _num_objects(folder)
-        with inductor_api.loading_from(folder, isa):
-            pieces = {key: _piece(entry, piece) for key, piece in contents.pieces.items()}
-        if made := _num_objects(folder) - before:
+        before = _num_objects(folder.path)
+        with inductor_api.loading_from(folder.path, isa):
+            pieces = {key: _piece(entry, each, folder) for key, each in contents.pieces.items()}
+        if made := _num_objects(folder.path) - before:
             logger.info(
                 "%d objects were compiled for this installation in %.1f s",
                 *(made, time.monotonic() - began),
             )
     finally:
-        # What was mapped stays; on CUDA kernels are read when they are first launched, so that the
-        # lock ends with the process.
+        # What was mapped stays; on CUDA kernels are read when they are first launched.
         if entry.manifest.facts["compile"]["device"] == "cpu":
-            shutil.rmtree(folder, ignore_errors=True)
-            if lock is not None:
-                os.close(lock)
-        else:
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            folder.remove()
     if missing := program_plan.piece_hashes() - pieces.keys():
         raise Damaged(f"the plan names the piece {min(missing)}, which is not there")
     return Program(program_plan, pieces)
 
 
-def _piece(entry: Entry, stored: StoredPiece) -> Piece:
+class _Folder:
+    """A private folder and its read lock, until `remove`: at the latest when nothing refers to this
+    any more, or the process ends.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.remove = weakref.finalize(self, _remove, path, read_lock(path))
+
+
+def _remove(folder: Path, lock: int | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
+
+
+def _piece(entry: Entry, stored: StoredPiece, folder: _Folder) -> Piece:
     by_range = {
-        TokenRange(first, last): _returning_tuple(inductor_api.load(entry.files[file]))
+        TokenRange(first, last): _returning_tuple(inductor_api.load(entry.files[file]), folder)
         for first, last, file in stored.files
     }
     return by_tokens(by_range, stored.tokens)
 
 
-def _returning_tuple(function: Callable[..., Sequence[Any]]) -> Piece:
-    return lambda *args: tuple(function(*args))
+def _returning_tuple(function: Callable[..., Sequence[Any]], folder: _Folder) -> Piece:
+    """The function as a piece, which keeps the folder that its kernels are read from."""
+
+    def piece(*args: Any, _folder: _Folder = folder) -> tuple[Any, ...]:
+        return tuple(function(*args))
+
+    return piece
 
 
 def _private_folder(beside: Path, entry: Entry) -> Path:

@@ -33,7 +33,9 @@ _FLASHINFER = "tokenspeed.kernels.flashinfer_prefill"
 
 
 class PendingAttention:
-    """A backend on its way: what it imports is imported beside other work."""
+    """A backend on its way: what it imports is imported beside other work. Raises ConfigError for
+    pages that it does not take.
+    """
 
     def __init__(self, model: ServedModel) -> None:
         option = "attention_backend"
@@ -41,6 +43,12 @@ class PendingAttention:
         self._is_asked_for = model.resolution.is_given(option)
         self._reason = model.resolution.reasons.get(option, "as asked")
         self._library: Future[Any] | None = None
+        size = model.settings.cache.block_size
+        if self._name != "torch" and size & (size - 1):
+            raise ConfigError(
+                f"--block-size {size}: the {self._name} attention backend needs pages of a power "
+                "of two tokens; use 16, or --attention-backend torch"
+            )
         if self._name == "flashinfer":
             importer = ThreadPoolExecutor(1, "import-attention")
             self._library = importer.submit(carried(_import_flashinfer))

@@ -183,6 +183,7 @@ class _Compiled:
         if isinstance(found, Miss) and config.compile.require_cache:
             raise _required(found.reason)
         if isinstance(found, Entry):
+            self._cache.sweep()  # a start that finds all stores nothing
             self._entry = found
             self._loading = self._loader.submit(carried(_load), found)
         elif self._is_asked_for:

@@ -74,13 +74,14 @@ def _paged_prefill_kernel(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS tokens of one row, GROUP heads each: program (key head, tile). The last tiles, which
-    have the most to read, come first.
+    """TOKENS tokens of one row, GROUP heads each: program tile * HKV + key head, counted from the
+    last tiles, which have the most to read. (A grid's other axes end at 65535.)
     """
     if EARLY:
         gdc.gdc_wait()
         gdc.gdc_launch_dependents()
-    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    head = tl.program_id(0) % HKV
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // HKV
     row = _row_of_tile(query_starts, num_rows, tile, TOKENS)
     begin, stop = tl.load(query_starts + row), tl.load(query_starts + row + 1)
     begin_of_tile = begin + (tile - begin // TOKENS - row) * TOKENS
@@ -146,7 +147,7 @@ def launch(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     assert out.shape == q.shape and out.is_contiguous(), f"paged_prefill: out {out.shape}"
     early = launches_early()
-    _kernel[num_kv_heads, tiles](
+    _kernel[(num_kv_heads * tiles,)](
         q, q if sinks is None else sinks, layer.keys, layer.values, layer.table, step.slots,
         step.query_starts, step.context_lens, out, step.num_rows,
         *q.stride()[:2], layer.table.stride(0), layer.scale * LOG2_E,

@@ -8,14 +8,17 @@ BACKLOG = 4096
 
 
 def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
-    """A listening socket; raises OSError at once if the port is taken.
+    """A listening socket; raises OSError at once if the port is taken or the host is none.
 
     Connections whose peer takes nothing for `stall_timeout_s` are dropped by the kernel: closing
     them alone would wait for a reader that never comes.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except UnicodeError as error:  # a label is empty, or longer than 63 characters
+        raise OSError(f"not a host name: {error}") from None
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -14,7 +14,7 @@ import time
 import uvloop
 
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
 from tokenspeed.server.listener import listen
 from tokenspeed.spans import span
@@ -44,7 +44,12 @@ def serve(config: Config) -> int:
 async def _serve(config: Config, listener: socket.socket) -> int:
     began = time.monotonic()
     client = EngineClient(config)
-    await client.start()
+    try:
+        await client.start()
+    except EngineDead as error:
+        logger.error("%s", error)
+        listener.close()
+        return 1
     try:
         with span("process.import"):
             run = importlib.import_module(_RUN)
