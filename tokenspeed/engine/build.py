@@ -144,13 +144,7 @@ def _join(
         logger.warning("the KV cache limits the context to %d tokens", max_model_len)
     vocab_size, limits = model.config.vocab_size, config.scheduler
     assert limits.chunked_prefill_size is not None, "settled by resolve"
-    eos_ids = frozenset(token for token in eos_token_ids(model.source) if token < vocab_size)
-    if not eos_ids:
-        logger.warning(
-            "neither the config nor the tokenizer of %s names an end-of-sequence token: what is "
-            "generated ends at max_tokens or at what a request asks to stop at",
-            model.source.name,
-        )
+    eos_ids = _eos_ids(model, vocab_size)
     scheduler = Scheduler(
         KVManager(groups, num_pages, block_size, config.cache.enable_prefix_caching),
         max_num_seqs=limits.max_num_seqs,
@@ -183,6 +177,17 @@ def _join(
         forbid_jit=config.compile.jit_after_ready == "error",
         grammars=_grammars(model, config, vocab_size, eos_ids),
     )
+
+
+def _eos_ids(model: ServedModel, vocab_size: int) -> frozenset[int]:
+    eos_ids = frozenset(token for token in eos_token_ids(model.source) if token < vocab_size)
+    if not eos_ids:
+        logger.warning(
+            "neither the config nor the tokenizer of %s names an end-of-sequence token: what is "
+            "generated ends at max_tokens or at what a request asks to stop at",
+            model.source.name,
+        )
+    return eos_ids
 
 
 def _grammars(
