@@ -26,6 +26,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_rows, "_GROUPS", 4)
     monkeypatch.setattr(sample_rows, "_ROOM", 16)
     monkeypatch.setattr(sample_rows, "_BLOCK", 64)
+    monkeypatch.setattr(score_rows, "_SIZE", 32)
+    monkeypatch.setattr(score_rows, "_GROUPS", 4)
 
 
 @jit
@@ -53,7 +55,7 @@ def test_noise_is_that_of_the_reference_bit_for_bit() -> None:
     torch.testing.assert_close(numbers, noise.gumbel(keys, vocab_size), rtol=3e-7, atol=3e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 31, 97])
 def test_rows_of_all_kinds(vocab_size: int, dtype: torch.dtype) -> None:
     rows = draw_rows(8, vocab_size, dtype=dtype, seed=vocab_size)
@@ -181,8 +183,7 @@ def test_operands_that_kernels_would_misread_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 25, 97])
-def test_scores(vocab_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_rows, "_SIZE", 32)
+def test_scores(vocab_size: int, dtype: torch.dtype) -> None:
     torch.manual_seed(vocab_size)
     logits = (4 * torch.randn(3, 120))[:, :vocab_size].to(dtype)
     ids = torch.randint(0, vocab_size, (3,))
@@ -191,8 +192,7 @@ def test_scores(vocab_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
         assert_scores(got, score_rows.reference(logits, ids, with_top), logits)
 
 
-def test_equal_scores_come_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_rows, "_SIZE", 32)
+def test_equal_scores_come_by_id() -> None:
     logits = torch.zeros(1, 97)
     logits[0, [80, 9, 40]] = 1.0
     _, ids, _ = score_rows.launch(logits, torch.zeros(1, dtype=torch.int64), True)
@@ -200,8 +200,7 @@ def test_equal_scores_come_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract")
-def test_scores_of_faulty_rows_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_rows, "_SIZE", 32)
+def test_scores_of_faulty_rows_are_not_finite() -> None:
     logits = torch.randn(4, 40)
     for row, bad in enumerate((math.nan, math.inf, -math.inf)):
         logits[row, 3] = bad

@@ -17,6 +17,8 @@ from tokenspeed.request import MAX_LOGPROBS
 
 _SIZE = 4096
 """Tokens of a part."""
+_GROUPS = 32
+"""Groups of a part."""
 
 
 def reference(logits: Tensor, ids: Tensor, with_top: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,23 +40,47 @@ def _num_top(logits: Tensor, with_top: bool) -> int:
 
 
 @jit
+def _best_of_group(logits, tokens, V, above, after):  # type: ignore[no-untyped-def]
+    """Of the tokens behind token `after`, whose logit is `above`, in order of logits and ids."""
+    x = tl.load(logits + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
+    is_left = (x < above) | ((x == above) & (tokens > after))
+    x = tl.where(is_left, x, float("-inf"))
+    best = tl.max(x, axis=0)
+    return best, tl.min(tl.where((x == best) & is_left, tokens, 2147483647), axis=0)
+
+
+@jit
 def _part_kernel(  # type: ignore[no-untyped-def]
-    logits, best, mass, values, tokens, V, PARTS, stride, K: tl.constexpr, SIZE: tl.constexpr,
+    logits, best, mass, values, tokens, V, PARTS, stride,
+    K: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """A part's maximum, its mass relative to that, and its K likeliest tokens."""
+    """A part's maximum, its mass relative to that, and its K likeliest tokens: the likeliest of
+    each of GROUPS groups is kept at hand, and sought again only where one was taken.
+    """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    logits += row * stride
     i = part * SIZE + tl.arange(0, SIZE)
-    x = tl.load(logits + row * stride + i, mask=i < V, other=float("-inf")).to(tl.float32)
+    x = tl.load(logits + i, mask=i < V, other=float("-inf")).to(tl.float32)
     at = row * PARTS + part
     top = tl.max(x, axis=0)
     tl.store(best + at, top)
     tl.store(mass + at, tl.sum(tl.exp(x - tl.where(top > float("-inf"), top, 0.0)), axis=0))
-    for k in range(K):
-        token = tl.min(tl.where(x == top, i, 2147483647), axis=0)
-        tl.store(values + at * K + k, top)
-        tl.store(tokens + at * K + k, token)
-        x = tl.where(i == token, float("-inf"), x)
-        top = tl.max(x, axis=0)
+    if K > 0:
+        grouped = tl.reshape(x, [SIZE // GROUPS, GROUPS])
+        tops = tl.max(grouped, axis=0)
+        ids = tl.reshape(i, [SIZE // GROUPS, GROUPS])
+        firsts = tl.min(tl.where(grouped == tops[None, :], ids, 2147483647), axis=0)
+        group = tl.arange(0, GROUPS)
+        for k in range(K):
+            top = tl.max(tops, axis=0)
+            token = tl.min(tl.where(tops == top, firsts, 2147483647), axis=0)
+            tl.store(values + at * K + k, top)
+            tl.store(tokens + at * K + k, token)
+            own = token % GROUPS
+            members = part * SIZE + tl.arange(0, SIZE // GROUPS) * GROUPS + own
+            next_top, next_token = _best_of_group(logits, members, V, top, token)
+            tops = tl.where(group == own, next_top, tops)
+            firsts = tl.where(group == own, next_token, firsts)
 
 
 @jit
@@ -101,7 +127,7 @@ def launch(logits: Tensor, ids: Tensor, with_top: bool) -> tuple[Tensor, Tensor,
     tokens = torch.empty_like(values, dtype=torch.int32)
     _part_kernel[count, parts](
         logits, best, mass, values, tokens, vocab_size, parts, logits.stride(0), K=num_top,
-        SIZE=_SIZE, num_warps=8,
+        SIZE=_SIZE, GROUPS=_GROUPS, num_warps=4,
     )  # fmt: skip
     _join_kernel[count,](
         logits, ids, best, mass, values, tokens, chosen, top_ids, top, vocab_size, parts,
