@@ -16,6 +16,7 @@ from tokenspeed.bench.dataset import Session, one_request
 from tokenspeed.bench.http_client import Address, HttpClient
 from tokenspeed.bench.load import Load, Requests, limit_of
 from tokenspeed.bench.serve import first_model
+from tokenspeed.text.source import resolve_model
 
 REQUEST_S = 1800.0
 
@@ -48,6 +49,12 @@ def typed(value: str) -> Any:
     """An option's value as it was meant."""
     truth = {"true": True, "false": False}.get(value)
     return truth if truth is not None else int(value) if value.isdigit() else value
+
+
+def vocab_size_of(model: str) -> int:
+    """Token ids of a model are below this."""
+    config = resolve_model(model, need_weights=False).config
+    return int(config.get("text_config", config)["vocab_size"])
 
 
 def sessions_of(prompts: Sequence[list[int]], max_tokens: int) -> list[Session]:

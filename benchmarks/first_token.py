@@ -17,14 +17,12 @@ import statistics
 import sys
 from typing import Any
 
-from burst import add_server_options, settings_of
+from burst import add_server_options, settings_of, vocab_size_of
 
 from tokenspeed.bench.child_server import StartFailed
 from tokenspeed.bench.machine import facts
 from tokenspeed.bench.startup import Plan, measure
 from tokenspeed.bench.workloads import prompts
-
-VOCAB = 150
 
 
 def main() -> None:
@@ -40,7 +38,7 @@ def main() -> None:
     on_gpu = "gpu" in machine and args.device != "cpu"
     level = args.level if args.level is not None else 2 if on_gpu else 1
     settings = settings_of(args) | {"level": level}
-    (prompt,) = prompts(1, args.input_len, VOCAB)
+    (prompt,) = prompts(1, args.input_len, vocab_size_of(args.model))
     plan = Plan(settings, args.runs, level > 0, prompt, None)
     try:
         starts = measure(plan, lambda line: print(line, file=sys.stderr, flush=True))

@@ -36,15 +36,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from burst import add_server_options, burst, process_share, sessions_of, settings_of
+from burst import add_server_options, burst, process_share, sessions_of, settings_of, vocab_size_of
 
+from tokenspeed import LLM
 from tokenspeed.bench.answer import Record
 from tokenspeed.bench.child_server import serving
 from tokenspeed.bench.machine import facts
+from tokenspeed.bench.offline import seconds_of
 from tokenspeed.bench.workloads import prompts
-
-VOCAB = 150
-"""Ids of all prompts are below: every model has them."""
 
 HOOK = """
 import sys
@@ -69,11 +68,9 @@ if "tokenspeed.engine.process" in sys.orig_argv:
 
 def offline_child(settings: dict[str, Any], shape: dict[str, int]) -> None:
     """This file as a child: print the seconds that the engine alone takes, as JSON."""
-    from tokenspeed import LLM
-    from tokenspeed.bench.offline import seconds_of
-
-    seconds = seconds_of(LLM(**settings))
-    ids = prompts(shape["streams"], shape["input_len"], VOCAB)
+    llm = LLM(**settings)
+    seconds = seconds_of(llm)
+    ids = prompts(shape["streams"], shape["input_len"], llm.engine.ready.vocab_size)
     seconds(ids, shape["output_len"])
     whole = seconds(ids, shape["output_len"])
     print(json.dumps({"whole_s": whole, "first_s": seconds(ids, 1)}))
@@ -100,7 +97,7 @@ def served(settings: dict[str, Any], shape: dict[str, int], num_clients: int) ->
     """The streams' records with absolute times, the engine's sends, the clients' shares."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(num_clients)
-    ids = prompts(shape["streams"], shape["input_len"], VOCAB)
+    ids = prompts(shape["streams"], shape["input_len"], vocab_size_of(settings["model"]))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text(HOOK)
         log = Path(folder, "sends.json")

@@ -16,19 +16,19 @@ import json
 import statistics
 from typing import Any
 
-from burst import add_server_options, burst, sessions_of, settings_of
+from burst import add_server_options, burst, sessions_of, settings_of, vocab_size_of
 
 from tokenspeed.bench.child_server import serving
 from tokenspeed.bench.machine import facts
 from tokenspeed.bench.workloads import prompts
 
-VOCAB = 150
 OUTPUT_LEN = 4
 
 
 def ttfts_ms(settings: dict[str, Any], args: argparse.Namespace) -> list[float]:
-    (prefix,) = prompts(1, args.prefix_len, VOCAB)
-    own = prompts(args.requests + 1, args.own_len, VOCAB)
+    vocab_size = vocab_size_of(args.model)
+    (prefix,) = prompts(1, args.prefix_len, vocab_size)
+    own = prompts(args.requests + 1, args.own_len, vocab_size)
     sessions = sessions_of([prefix + each for each in own], OUTPUT_LEN)
     with serving(settings) as url:
         burst(url, sessions[:1])
