@@ -176,6 +176,42 @@ def test_what_has_no_effect_is_noted() -> None:
     assert note == "no CUDA graph of [128]: steps have 64 rows at most"
 
 
+@pytest.mark.parametrize(
+    ("options", "machine", "note"),
+    [
+        (
+            {"level": 0, "strict_passes": True, "disable_pass": ("silu_mul",)},
+            *(LAPTOP, "nothing is compiled at -O0: --strict-passes, --disable-pass has no effect"),
+        ),
+        (
+            {"weight_layout": "plain"},
+            *(HOPPER, "it is about weights on a CPU: --weight-layout has no effect"),
+        ),
+        (
+            {"gpu_memory_utilization": 0.5, "max_total_tokens": 4096},
+            *(HOPPER, "--max-total-tokens says how much: --gpu-memory-utilization has no effect"),
+        ),
+        (
+            {"revision": "main", "download_dir": "/models"},
+            *(LAPTOP, "the model is on this machine: --revision, --download-dir has no effect"),
+        ),
+    ],
+)
+def test_each_option_without_effect_is_noted(
+    options: dict[str, Any], machine: MachineFacts, note: str
+) -> None:
+    here = dataclasses.replace(SMALL if machine is LAPTOP else QWEN, is_local=True)
+    assert resolve(make_config(options), machine, here).notes == [note]
+    assert resolve(Config(), machine, here).notes == []
+
+
+def test_what_has_its_effect_is_not_noted() -> None:
+    options = {"level": 1, "strict_passes": True, "disable_pass": ("silu_mul",)}
+    options |= {"gpu_memory_utilization": 0.5, "revision": "main", "download_dir": "/models"}
+    assert resolve(make_config(options | {"weight_layout": "plain"}), LAPTOP, SMALL).notes == []
+    assert resolve(make_config({"max_total_tokens": 4096}), LAPTOP, SMALL).notes == []
+
+
 def test_levels_say_why_they_cannot_be_had() -> None:
     assert [problem is None for _, _, problem in levels("cpu", "torch")] == [True] * 2 + [False] * 2
     assert [problem for _, _, problem in levels("cuda", "flashinfer")] == [None] * 4

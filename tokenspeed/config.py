@@ -150,7 +150,9 @@ class CompileConfig(Settings):
     )
     disable_pass: tuple[str, ...] = option((), "pass(es) to leave out, by name")
     strict_passes: bool = option(
-        False, "fail where a pass fails or matches less than it should, instead of going on"
+        False,
+        "fail where a pass fails or matches less than it should, instead of going on; implies a "
+        "compile where the cache lacks it",
     )
     dump_passes: str | None = option(
         None,
@@ -189,8 +191,8 @@ class CompileConfig(Settings):
     )
     jit_after_ready: str = option(
         "warn",
-        "what a compile that holds up requests is: a warning, or an error that ends the requests "
-        "that need it, and no others",
+        "what a compile that holds up requests is: a warning, or an error; the requests of a step "
+        "with such an error are run one by one, and those that still need a compile end",
         choices=("warn", "error"),
     )
     weight_layout: str = option(

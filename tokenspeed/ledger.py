@@ -2,7 +2,8 @@
 
 Whoever compiles reports it here, with its seconds and its cause. What is compiled before requests
 run belongs to start-up; during a step of a ready engine it holds somebody up, so it is a warning
-that names the batch, or (--jit-after-ready error) an error, which ends the requests that caused it.
+that names the batch, or (--jit-after-ready error) an error, which ends requests that cannot do
+without it.
 
 A process has one book, since Triton has one set of hooks; threads share it.
 """

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed.config import GROUPS, LEVELS, Config
+from tokenspeed.config import GROUPS, LEVELS, OPTIONS, Config
 from tokenspeed.options import ConfigError, options_of
 
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
@@ -67,13 +67,14 @@ class MachineFacts:
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What the model's files say. `dtype`: the checkpoint's, if it has one. `serves_flashinfer`:
-    whether FlashInfer attends any of its layers.
+    whether FlashInfer attends any of its layers. `is_local`: whether it was on the machine before.
     """
 
     stored: str
     dtype: str | None
     max_model_len: int
     serves_flashinfer: bool = False
+    is_local: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,14 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None) -> 
     share = "GPU memory, less the weights" if device == "cuda" else "free RAM, 4 GiB at most"
     draft.leave("max_total_tokens", None, f"measured at start: --gpu-memory-utilization of {share}")
     draft.settle("cache_dir", None, machine.cache_root, "below the user's cache folder")
+    if level == 0:
+        draft.note_void("nothing is compiled at -O0", "strict_passes", "disable_pass")
+    if not is_cpu:
+        draft.note_void("it is about weights on a CPU", "weight_layout")
+    if draft.value("max_total_tokens") is not None:
+        draft.note_void("--max-total-tokens says how much", "gpu_memory_utilization")
+    if model is not None and model.is_local:
+        draft.note_void("the model is on this machine", "revision", "download_dir")
     return draft.resolution()
 
 
@@ -163,6 +172,15 @@ class _Draft:
     def correct(self, name: str, value: Any) -> None:
         """Take another spelling of what was given, or what the limits leave of it."""
         self._values[name] = value
+
+    def note_void(self, why: str, *names: str) -> None:
+        """Note those of the options that were given another value than their default: nothing
+        reads them.
+        """
+        given = [name for name in names if self.value(name) != OPTIONS[name].default]
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            self.notes.append(f"{why}: {flags} has no effect")
 
     def resolution(self) -> Resolution:
         groups: dict[str, dict[str, Any]] = {}
@@ -273,9 +291,7 @@ def _settle_level(draft: _Draft, device: str, attention: str | None) -> int | No
 def _settle_graphs(draft: _Draft, *, has_graphs: bool) -> None:
     names = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "disable_prefill_graph")
     if not has_graphs or draft.value("level") == 0:
-        void = ["--" + name.replace("_", "-") for name in names if draft.value(name)]
-        if void:
-            draft.notes.append(f"no CUDA graphs are recorded here: {', '.join(void)} has no effect")
+        draft.note_void("no CUDA graphs are recorded here", *names)
         draft.leave("cudagraph_capture_sizes", (), "no CUDA graphs are recorded here")
         draft.leave("max_cudagraph_capture_size", None, "no CUDA graphs are recorded here")
         return

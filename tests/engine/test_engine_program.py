@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,25 @@ def test_without_a_level_a_cpu_does_not_compile(
     assert EAGER in engine.ready.summary
     assert "not compiled yet, so pieces run eagerly; `tokenspeed warmup" in log()
     assert not (tmp_path / "none").exists()
+
+
+def test_strict_passes_ask_for_a_compile(
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is compiled, no pass is looked at."""
+    child = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(program, "CompileChild", lambda *arguments, **options: child)
+    model = resolve_served(tiny_config(tiny_model, cache_dir=str(tmp_path), strict_passes=True))
+    with obtain_program(model, model.settings) as pending:
+        assert pending._compiled is not None and pending._compiled._child is child
+
+
+def test_a_start_that_finds_all_sweeps_too(tiny_model: str, cache: Path) -> None:
+    (left := cache / "v1" / ".load-killed").mkdir()
+    os.utime(left, (0, 0))
+    model = resolve_served(tiny_config(tiny_model, cache_dir=str(cache), level=1))
+    with obtain_program(model, model.settings):
+        assert not left.exists()
 
 
 def test_a_miss_says_what_differs(

@@ -18,6 +18,7 @@ from tokenspeed.text.source import (
     ModelError,
     ModelSource,
     eos_token_ids,
+    is_local,
     locate,
     resolve_model,
 )
@@ -79,6 +80,7 @@ def test_gguf_file(tmp_path: Path) -> None:
     path.write_bytes(gguf_bytes(llama_metadata()))
     source = resolve_model(str(path))
     assert (source.kind, source.path) == ("gguf", path)
+    assert is_local(str(path)) and is_local("smollm2")
     assert source.config["hidden_size"] == 64
 
 
@@ -99,6 +101,7 @@ def test_gguf_file(tmp_path: Path) -> None:
 )
 def test_names_that_mean_nothing(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    assert not is_local(name)
     with pytest.raises(ModelError) as caught:
         resolve_model(name)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400

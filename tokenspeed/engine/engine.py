@@ -59,7 +59,7 @@ class BatchRunner(Protocol):
 class Engine:
     """Requests in, deltas out; one thread. `ready` tells clients what is served. `forbid_jit`: a
     step that would have to compile something raises instead, and so ends the requests in it that
-    need it.
+    need it when they are run alone.
     """
 
     def __init__(

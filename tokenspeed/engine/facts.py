@@ -11,7 +11,7 @@ from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill
 from tokenspeed.kernels.triton_jit import HAS_KERNELS
 from tokenspeed.models.family import DecoderConfig, Family
 from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
-from tokenspeed.text.source import ModelSource
+from tokenspeed.text.source import ModelSource, is_local
 
 
 def machine_facts(config: Config) -> MachineFacts:
@@ -43,6 +43,7 @@ def model_facts(source: ModelSource, family: Family, numbers: DecoderConfig) -> 
         dtype=None if stored is None else str(stored),
         max_model_len=numbers.max_model_len,
         serves_flashinfer=any(map(is_served, family.cache_specs(numbers))),
+        is_local=is_local(source.name),
     )
 
 

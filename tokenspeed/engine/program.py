@@ -166,7 +166,8 @@ class _Compiled:
         self._config = config
         is_dump = config.compile.dump_passes is not None
         has_level = config.compile.level is not None
-        self._is_asked_for = has_level or is_dump or model.device.type != "cpu"
+        is_checked = is_dump or config.compile.strict_passes
+        self._is_asked_for = has_level or is_checked or model.device.type != "cpu"
         target = target_of(model, config)
         self._facts: Facts = facts_of(target)
         self._cache = CompileCache(cache_root(config.compile.cache_dir))

@@ -103,6 +103,11 @@ def eos_token_ids(source: ModelSource) -> frozenset[int]:
     return frozenset(found)
 
 
+def is_local(model: str) -> bool:
+    """Whether a name that can be located means something on this machine, not of the hub."""
+    return model in BUNDLED or os.path.exists(os.path.expanduser(model))
+
+
 def locate(
     model: str,
     *,
