@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed.constraint import ToolCallFormat
 from tokenspeed.parsers.events import Malformed, Output
 from tokenspeed.parsers.json_text import json_value
 from tokenspeed.parsers.reader import Reader, Steps
@@ -37,6 +38,8 @@ class ToolFormat:
     """Marks inside blocks."""
     bare_openers: str = ""
     """Characters that begin a block where an output begins with them; they are not read."""
+    spelling: ToolCallFormat | None = None
+    """How calls are written that a grammar forces; None where no grammar can."""
 
 
 def object_call(scene: Scene, name: str, id: str = "") -> Steps[None]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tokenspeed.constraint import ARGUMENTS, NAME, ToolCallFormat
 from tokenspeed.parsers.events import Malformed
 from tokenspeed.parsers.formats import Scene, object_call
 from tokenspeed.parsers.reader import Steps
@@ -27,6 +28,11 @@ MARKERS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _HEAD_BEGINS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
+
+SPELLING = ToolCallFormat(
+    call=(f"{_CHANNEL}commentary to=functions.", NAME, f" {_CONSTRAIN}json{_MESSAGE}", ARGUMENTS)
+)
+"""How a call is written that a grammar forces; there is one in an output."""
 
 
 def read_messages(scene: Scene) -> Steps[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from tokenspeed.constraint import ARGUMENTS, NAME, ToolCallFormat
 from tokenspeed.parsers.events import Malformed
 from tokenspeed.parsers.formats import Scene, ToolFormat, expect, next_is, object_call
 from tokenspeed.parsers.json_text import mended, read_json
@@ -111,6 +112,35 @@ def _listed(scene: Scene, opener: str) -> Steps[None]:
     scene.reader.settle()
 
 
-HERMES = ToolFormat(openers=("<tool_call>",), closers=("</tool_call>",), block=_tagged)
-LLAMA3 = ToolFormat(openers=("<|python_tag|>",), block=_joined, bare_openers="{")
-JSON = ToolFormat(openers=(), block=_listed, bare_openers="{[")
+def _spelling(begin: str, arguments: str, separator: str, end: str) -> ToolCallFormat:
+    """Objects with the name first; `begin` reaches to its key."""
+    return ToolCallFormat(
+        begin=begin,
+        call=(' "', NAME, f'", "{arguments}": ', ARGUMENTS, "}"),
+        separator=separator,
+        end=end,
+    )
+
+
+HERMES = ToolFormat(
+    openers=("<tool_call>",),
+    closers=("</tool_call>",),
+    block=_tagged,
+    spelling=ToolCallFormat(
+        begin="<tool_call>",
+        call=('\n{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}\n</tool_call>"),
+        separator="\n<tool_call>",
+    ),
+)
+LLAMA3 = ToolFormat(
+    openers=("<|python_tag|>",),
+    block=_joined,
+    bare_openers="{",
+    spelling=_spelling('{"name":', "parameters", '; {"name":', ""),
+)
+JSON = ToolFormat(
+    openers=(),
+    block=_listed,
+    bare_openers="{[",
+    spelling=_spelling('[{"name":', "arguments", ', {"name":', "]"),
+)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tokenspeed.constraint import ARGUMENTS, NAME, NUMBER, ToolCallFormat
 from tokenspeed.parsers.events import Malformed
 from tokenspeed.parsers.formats import Scene, ToolFormat, expect, next_is, object_call
 from tokenspeed.parsers.reader import Steps
@@ -26,7 +27,9 @@ _FENCE = "```"
 
 @dataclass(frozen=True)
 class _Section:
-    """`call` reads one call, given what stands before the separator."""
+    """`call` reads one call, given what stands before the separator, where a forced call has
+    `head`.
+    """
 
     begin: str
     call_begin: str
@@ -34,6 +37,7 @@ class _Section:
     call_end: str
     end: str
     call: Callable[[Scene, str], Steps[None]]
+    head: tuple[str, ...]
 
     def format(self) -> ToolFormat:
         return ToolFormat(
@@ -41,6 +45,11 @@ class _Section:
             closers=(self.end, self.call_end),
             inner=(self.separator,),
             block=self.block,
+            spelling=ToolCallFormat(
+                begin=self.begin,
+                call=(self.call_begin, *self.head, self.separator, ARGUMENTS, self.call_end),
+                end=self.end,
+            ),
         )
 
     def block(self, scene: Scene, opener: str) -> Steps[None]:
@@ -89,6 +98,7 @@ KIMIK2 = _Section(
     call_end="<|tool_call_end|>",
     end="<|tool_calls_section_end|>",
     call=_kimi_call,
+    head=("functions.", NAME, ":", NUMBER),
 ).format()
 
 DEEPSEEK31 = _Section(
@@ -98,4 +108,5 @@ DEEPSEEK31 = _Section(
     call_end="<\uff5ctool\u2581call\u2581end\uff5c>",
     end="<\uff5ctool\u2581calls\u2581end\uff5c>",
     call=_deepseek_call,
+    head=(NAME,),
 ).format()

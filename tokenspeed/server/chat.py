@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from tokenspeed.server.chat_answer import ChatAnswer
 from tokenspeed.server.chat_prompt import ChatPlan, plan_chat
+from tokenspeed.server.errors import bad_request
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
 from tokenspeed.server.logprobs import prompt_logprobs
@@ -32,15 +33,21 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
         logprobs=request.num_logprobs,
     )
     tokenizer = require_tokenizer(text, "messages")
-    await check_grammar(state.grammars, request.forms, params.structured_outputs)
     plan = plan_chat(state.config.server, text, request)
+    form = params.structured_outputs
+    if form is not None and plan.demand is not None:
+        raise bad_request(
+            "a demanded form leaves no room for forced or strict tool calls; send one of them",
+            "tools",
+        )
+    form = form or plan.demand
+    await check_grammar(state.grammars, request.forms, form)
     prompt = await offload(state, "messages", _encode, text, tokenizer, request, plan)
     is_open = plan.is_open(request, prompt.text or "")
-    form = params.structured_outputs
     if form is not None and is_open and not form.reasoning_end:
         form = msgspec.structs.replace(form, reasoning_end=plan.end_of_reasoning(tokenizer))
-        params = msgspec.structs.replace(params, structured_outputs=form)
         is_open = bool(form.reasoning_end)  # else the form begins at once, and is no reasoning
+    params = msgspec.structs.replace(params, structured_outputs=form)
     job = make_job(state, request, params, [prompt], prefix="chatcmpl", prompt_field="messages")
     parser = plan.parser(is_open)
     if parser is None:

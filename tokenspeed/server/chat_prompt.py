@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.config import ServerConfig
+from tokenspeed.constraint import StructuredOutputs, ToolCalls
+from tokenspeed.parsers import harmony
+from tokenspeed.parsers.json_calls import HERMES
 from tokenspeed.parsers.parser import OutputFormat, OutputParser
 from tokenspeed.parsers.tables import AUTO, choose_parsers, output_format
 from tokenspeed.server.errors import bad_request, unsupported
 from tokenspeed.server.protocol_chat import ChatRequest
-from tokenspeed.server.protocol_tools import check_tools
+from tokenspeed.server.protocol_tools import ToolChoice, check_tools
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.messages import content_text
 from tokenspeed.text.text_side import TextSide
@@ -26,11 +30,12 @@ _SWITCHES = ("enable_thinking", "thinking")
 @dataclass(frozen=True, kw_only=True)
 class ChatPlan:
     """What is settled before the prompt is made. `schemas` are the tools that may be called: none,
-    and marks of calls are nothing special.
+    and marks of calls are nothing special. `demand` is what the choice of tools asks of the output.
     """
 
     form: OutputFormat
     schemas: Mapping[str, Mapping[str, Any]]
+    demand: StructuredOutputs | None
     kwargs: dict[str, Any]
 
     def render(self, template: ChatTemplate, request: ChatRequest) -> str:
@@ -74,16 +79,53 @@ def plan_chat(config: ServerConfig, text: TextSide, request: ChatRequest) -> Cha
         template=text.template.source,
     )
     form = output_format(reasoning, tools)
-    schemas = check_tools(request.tools, request.tool_choice)
+    choice = check_tools(request.tools, request.tool_choice)
     is_unknown = form.tools is None and not form.is_harmony and config.tool_call_parser == AUTO
-    if schemas and is_unknown and text.template.reads("tools"):
+    if choice.schemas and not choice.forced and is_unknown and text.template.reads("tools"):
         raise unsupported(
             "tools",
             "the chat template shows no call format known here: --tool-call-parser names it",
         )
-    if not schemas:
+    if choice.forced and not form.is_harmony and not (form.tools and form.tools.spelling):
+        form = dataclasses.replace(form, tools=HERMES)  # a form that any model can be held to
+    if not choice.schemas:
         form = dataclasses.replace(form, tools=None)
-    return ChatPlan(form=form, schemas=schemas, kwargs=_kwargs(text.template, form, request))
+    return ChatPlan(
+        form=form,
+        schemas=choice.schemas,
+        demand=_demand(form, choice, request),
+        kwargs=_kwargs(text.template, form, request),
+    )
+
+
+def _demand(
+    form: OutputFormat, choice: ToolChoice, request: ChatRequest
+) -> StructuredOutputs | None:
+    """Nothing but calls, where one is forced; no call that breaks a schema, where it is strict."""
+    if not (choice.forced or choice.strict):
+        return None
+    spelling = form.tools.spelling if form.tools else None
+    if form.is_harmony and choice.forced:
+        spelling = harmony.SPELLING
+    if spelling is None:
+        raise unsupported(
+            "tools", "arguments in this model's call format cannot be held to a schema: strict"
+        )
+    names = choice.forced or choice.schemas
+    is_one = bool(choice.forced) and request.tool_choice != "required"  # a function is named
+    calls = ToolCalls(
+        format=spelling,
+        tools=tuple((name, _schema(choice, name)) for name in names),
+        required=bool(choice.forced),
+        parallel=not (is_one or form.is_harmony or request.parallel_tool_calls is False),
+    )
+    return StructuredOutputs(tool_calls=calls)
+
+
+def _schema(choice: ToolChoice, name: str) -> str:
+    """As text; "" for any object. The arguments of a forced call are always held to it."""
+    is_held = bool(choice.forced) or name in choice.strict
+    return json.dumps(choice.schemas[name]) if is_held and choice.schemas[name] else ""
 
 
 def _kwargs(template: ChatTemplate, form: OutputFormat, request: ChatRequest) -> dict[str, Any]:

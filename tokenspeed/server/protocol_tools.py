@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from tokenspeed.server.errors import bad_request, unsupported
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_NO_FORCE = "a call cannot be forced without structured output, which chat does not have yet"
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
@@ -43,9 +43,21 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionDelta
 
 
-def check_tools(tools: list[Any] | None, choice: Any) -> dict[str, Mapping[str, Any]]:
-    """The tools that may be called: name -> schema of the arguments. Raises APIError."""
+@dataclass(frozen=True, kw_only=True)
+class ToolChoice:
+    """`schemas` are the tools that may be called: name -> schema of the arguments. One of `forced`
+    must be. Arguments of `strict` ones are held to their schema.
+    """
+
+    schemas: Mapping[str, Mapping[str, Any]]
+    forced: tuple[str, ...] = ()
+    strict: frozenset[str] = frozenset()
+
+
+def check_tools(tools: list[Any] | None, choice: Any) -> ToolChoice:
+    """What a request says of its tools. Raises APIError."""
     schemas: dict[str, Mapping[str, Any]] = {}
+    strict: set[str] = set()
     if len(tools or ()) > MAX_TOOLS:
         raise bad_request(f"tools takes at most {MAX_TOOLS} entries", "tools")
     for index, tool in enumerate(tools or ()):
@@ -54,8 +66,12 @@ def check_tools(tools: list[Any] | None, choice: Any) -> dict[str, Mapping[str, 
         if name in schemas:
             raise bad_request(f"{at}: there are two tools with the name {name}", at)
         schemas[name] = schema
-    _check_choice(choice, schemas)
-    return {} if choice == "none" else schemas
+        if tool["function"].get("strict"):
+            strict.add(name)
+    forced = _check_choice(choice, schemas)
+    if choice == "none":
+        return ToolChoice(schemas={})
+    return ToolChoice(schemas=schemas, forced=forced, strict=frozenset(strict))
 
 
 def _check_tool(tool: Any, at: str) -> tuple[str, Mapping[str, Any]]:
@@ -74,27 +90,27 @@ def _check_tool(tool: Any, at: str) -> tuple[str, Mapping[str, Any]]:
         raise bad_request(
             f"{at}.function.parameters must be a JSON schema", f"{at}.function.parameters"
         )
-    if function.get("strict") not in (None, False):
-        raise unsupported(
-            f"{at}.function.strict", "arguments are not held to their schema yet; send false"
-        )
+    if not isinstance(function.get("strict") or False, bool):
+        raise bad_request(f"{at}.function.strict must be true or false", f"{at}.function.strict")
     return name, schema or {}
 
 
-def _check_choice(choice: Any, schemas: Mapping[str, Any]) -> None:
-    """ "none" and "auto" are taken. Of the others it is said first what is wrong with them."""
+def _check_choice(choice: Any, schemas: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tools of which one must be called."""
     if choice in (None, "none", "auto"):
-        return
+        return ()
     if not schemas:
         raise bad_request("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        function = choice.get("function")
-        if not isinstance(function, dict) or function.get("name") not in schemas:
-            raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
-    elif choice != "required" and not (
-        isinstance(choice, dict) and choice.get("type") == "allowed_tools"
-    ):
+    if choice == "required":
+        return tuple(schemas)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise unsupported("tool_choice", "send only the tools that are allowed")
+    if not isinstance(choice, dict) or choice.get("type") != "function":
         raise bad_request(
             'tool_choice must be "none", "auto", "required" or name a function', "tool_choice"
         )
-    raise unsupported("tool_choice", f'{_NO_FORCE}; send "auto"')
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in schemas:
+        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
+    return (name,)

@@ -83,7 +83,8 @@ async def check_grammar(
     """Wait until what the fields demand has been compiled. Raises APIError naming the field."""
     if asked is None:
         return
-    name = next(name for name, value in fields.items() if structured_outputs({name: value}))
+    demanding = (name for name, value in fields.items() if structured_outputs({name: value}))
+    name = next(demanding, "tools")  # which have no field of their own for it
     compiling = compiler.submit(asked)
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(lambda future: future.exception())  # seen, however this ends
