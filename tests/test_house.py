@@ -32,6 +32,7 @@ LIGHT_MODULES = (
     "tokenspeed.server.app",
     "tokenspeed.server.serve",
     "tokenspeed.server.run",
+    "tokenspeed.engine.cache_upkeep",
     "tokenspeed.engine.client",
     "tokenspeed.text.source",
 )

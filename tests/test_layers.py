@@ -43,7 +43,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/cli/bench_offline.py": {"bench.offline"},
     "tokenspeed/cli/bench_serve.py": {"bench.serve"},
     "tokenspeed/cli/bench_startup.py": {"bench.command"},
-    "tokenspeed/cli/cache.py": {"engine.cache_commands"},
+    "tokenspeed/cli/cache.py": {"engine.cache_commands", "engine.cache_upkeep"},
     "tokenspeed/cli/main.py": {
         *("cli.serve", "cli.batch", "cli.warmup", "cli.cache", "cli.bench", "cli.env"),
         *("cli.explain", "cli.version"),

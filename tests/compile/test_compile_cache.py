@@ -15,7 +15,7 @@ from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile import entry as entry_module
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
-from tokenspeed.compile.key import digest_of
+from tokenspeed.compile.facts import digest_of
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from compile_entries import FACTS, PIECE, fill, missed
+from compile_entries import FACTS, PIECE, fill, found, missed
 from kernel_cases import ENVIRONMENT, KEY, all_kinds, triton_kernel
 from test_compile_key import BASE
 
-from tokenspeed.compile import inventory
+from tokenspeed.compile import fitness
 from tokenspeed.compile.cache import CompileCache
-from tokenspeed.compile.entry import Contents, Entry
+from tokenspeed.compile.entry import READY, Contents, Entry
+from tokenspeed.compile.fitness import fits, misfits
 from tokenspeed.compile.inventory import (
     Item,
     KernelSet,
@@ -22,7 +23,6 @@ from tokenspeed.compile.inventory import (
     beyond,
     items,
     kernel_sets,
-    misfits,
     verified,
     verified_kernels,
 )
@@ -93,7 +93,7 @@ def test_sets_of_kernels_are_counted_and_checked(cache: CompileCache) -> None:
     }
     each = found[f"triton/{ENVIRONMENT}"]
     assert each.bytes == sum(path.stat().st_size for path in each.folder.glob("*/*"))
-    assert time.time() - each.made < 60 and not each.fits
+    assert time.time() - each.made < 60 and not fits(each)
     assert all(each.problem is None for each in verified_kernels(cache))
     os.truncate(each.folder / KEY / "fill.json", 1)
     assert all(each.problem is None for each in kernel_sets(cache)), "files are not read"
@@ -127,6 +127,18 @@ def test_limits_keep_the_youngest() -> None:
     assert (gone(max_age_s=1000), gone(max_age_s=50), gone(max_age_s=1)) == ("", "b", "ba")
     assert (gone(max_bytes=20), gone(max_bytes=19), gone(max_bytes=0)) == ("", "b", "ba")
     assert gone(max_age_s=50, max_bytes=10) == "b"
+
+
+def test_what_a_start_took_is_young_again(cache: CompileCache) -> None:
+    """Limits go by the last use, not by when an entry was made."""
+    for item in items(cache):
+        for path in (item.folder / READY, item.folder):
+            os.utime(path, (0, 0))
+    found(cache, FACTS)
+    used, unused = sorted(items(cache), key=lambda item: -item.last)
+    assert (used.made, unused.made, unused.last) == (0, 0, 0) and time.time() - used.last < 60
+    assert beyond([used, unused], Limits(max_age_s=3600)) == [unused]
+    assert beyond([used, unused], Limits(max_bytes=used.bytes)) == [unused]
 
 
 def test_a_removed_entry_is_gone(cache: CompileCache) -> None:
@@ -166,7 +178,7 @@ def test_an_entry_that_is_being_made_stays(cache: CompileCache) -> None:
 
 def test_an_entry_made_here_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misfits(BASE) == []
-    monkeypatch.setattr(inventory.torch, "__version__", "2.99")
+    monkeypatch.setattr(fitness.torch, "__version__", "2.99")
     (change,) = misfits(BASE)
     assert change.name == "versions.torch" and "2.99" in change.here
 

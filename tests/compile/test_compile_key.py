@@ -20,7 +20,8 @@ import torch
 from compile_tiny import tiny_family
 
 from tokenspeed.compile import key
-from tokenspeed.compile.key import Target, differences, digest_of, facts_of
+from tokenspeed.compile.facts import differences, digest_of
+from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.ranges import token_ranges
 
 

@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from tokenspeed.compile import key
-from tokenspeed.compile.key import Facts, differences, digest_of, facts_of
+from tokenspeed.compile.facts import Facts, differences, digest_of, flat
+from tokenspeed.compile.key import facts_of
 from tokenspeed.config import OPTIONS, make_config
 from tokenspeed.engine import facts as engine_facts
 from tokenspeed.engine import memory
@@ -150,7 +151,7 @@ def assert_misses(changed: Facts, base: Facts, name: str) -> None:
 
 
 def names_of(facts: Facts) -> set[str]:
-    return {name for name, _ in key._flat(facts)}
+    return {name for name, _ in flat(facts)}
 
 
 CASES = [(family, fact) for family in MODELS for fact in CONFIG_FACTS]

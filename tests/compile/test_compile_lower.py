@@ -18,7 +18,8 @@ from tokenspeed.compile import inductor_api, torch_api
 from tokenspeed.compile.capture import UnsupportedGraph, capture
 from tokenspeed.compile.lower import lower, token_argument
 from tokenspeed.compile.matcher import InductorPass
-from tokenspeed.compile.ranges import TokenArgument, by_tokens, range_name, token_ranges
+from tokenspeed.compile.plan import TokenArgument
+from tokenspeed.compile.ranges import by_tokens, range_name, token_ranges
 from tokenspeed.compile.split import split
 from tokenspeed.passes.manager import PassManager, Step
 from tokenspeed.passes.rewrite import EVERY, FEW, MANY, TokenRange

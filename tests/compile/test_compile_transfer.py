@@ -17,8 +17,8 @@ from tokenspeed.compile import inductor_api, transfer
 from tokenspeed.compile.archive import ArchiveError, read_archive, write_archive
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import Contents, Entry
+from tokenspeed.compile.facts import digest_of
 from tokenspeed.compile.kernel_store import Kernel, store_kernel
-from tokenspeed.compile.key import digest_of
 from tokenspeed.compile.transfer import (
     install,
     install_device_kernels,

@@ -22,7 +22,7 @@ from test_compile_key_matrix import (
 from tokenspeed.compile import key
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.config import Config, make_config
-from tokenspeed.engine import attention
+from tokenspeed.engine import facts as engine_facts
 from tokenspeed.engine.cache_commands import run
 from tokenspeed.engine.warmup import wanted
 
@@ -35,7 +35,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Conf
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(attention, "HAS_KERNELS", True)
+    monkeypatch.setattr(engine_facts, "HAS_KERNELS", True)
 
     def config(
         hf: dict[str, Any] | None = None, family: str = "LlamaForCausalLM", **options: Any

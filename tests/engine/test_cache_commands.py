@@ -17,7 +17,7 @@ from kernel_cases import flashinfer_build, triton_kernel, triton_module
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import read_manifest
 from tokenspeed.compile.kernel_store import environment_of, store_kernel
-from tokenspeed.engine import cache_commands, program, warmup
+from tokenspeed.engine import cache_commands, cache_upkeep, program, warmup
 from tokenspeed.engine.compile_job import Compiled, CompileFailed, CompileJob
 from tokenspeed.options import ConfigError
 
@@ -33,7 +33,8 @@ def do(tiny_model: str, tiny_cache: Path, capsys: pytest.CaptureFixture[str]) ->
     ) -> tuple[int, str]:
         options = arguments.pop("options", {})
         config = tiny_config(model, cache_dir=str(root), **options)
-        status = cache_commands.run(action, config, **arguments)
+        runner = cache_upkeep if action in cache_upkeep.ACTIONS else cache_commands
+        status = runner.run(action, config, **arguments)
         return status, capsys.readouterr().out
 
     return command
@@ -202,9 +203,11 @@ def test_prune_removes_what_it_says(tiny_cache: Path, tmp_path: Path, entry: str
         return do("prune", root=root, **arguments)[1]
 
     assert entry not in prune(86400, 1 << 30)
-    assert f"{entry}: would be removed" in prune(None, 0, is_dry=True)
+    would = prune(None, 0, is_dry=True)
+    assert f"{entry}: would be removed" in would and would.endswith(" MiB would be freed\n")
     assert (root / "v1" / entry).is_dir()
-    assert f"{entry}: removed" in prune(None, 0)
+    removed = prune(None, 0)
+    assert f"{entry}: removed" in removed and removed.endswith(" MiB freed\n")
     assert not (root / "v1" / entry).exists()
 
 

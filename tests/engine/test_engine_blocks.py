@@ -13,7 +13,8 @@ from tiny_checkpoint import write_tiny_checkpoint
 from torch import Tensor, nn
 
 from tokenspeed.compile import inductor_api
-from tokenspeed.compile.key import differences, facts_of
+from tokenspeed.compile.facts import differences
+from tokenspeed.compile.key import facts_of
 from tokenspeed.compile.kinds import kind_of
 from tokenspeed.compile.lower import lower
 from tokenspeed.compile.pipeline import plan_graphs, plan_model

@@ -19,8 +19,8 @@ from tokenspeed.config import OPTIONS, ServerConfig
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError, Option, options_of, suggest
 
-_RUNNER = "tokenspeed.engine.cache_commands"
-"""Imported when it is needed: help does not wait for it, nor does it fail where that does."""
+_RUNNER, _UPKEEP = "tokenspeed.engine.cache_commands", "tokenspeed.engine.cache_upkeep"
+"""Imported when they are needed: help does not wait for them. The latter imports no torch."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
@@ -38,6 +38,7 @@ class _Action:
     arguments: Callable[[_Own], dict[str, Any]]
     """What its function wants to know, out of its own flags. Raises ConfigError."""
     takes_model: bool = False
+    runner: str = _RUNNER
 
     @property
     def command(self) -> Command:
@@ -151,17 +152,22 @@ ACTIONS = {
     "prune": _Action(
         usage="prune                  remove entries, but none that is being made",
         own={
-            "--older-than AGE": (Takes.ONE, "those made longer ago: 12h, 30d, 8w"),
-            "--max-size SIZE": (Takes.ONE, "the oldest, until the rest has at most this: 500M, 2G"),
+            "--older-than AGE": (Takes.ONE, "those used longer ago: 12h, 30d, 8w"),
+            "--max-size SIZE": (
+                Takes.ONE,
+                "those longest unused, until the rest has at most this: 500M, 2G",
+            ),
             "--all": (Takes.NOTHING, "all of them"),
             "--dry-run": (Takes.NOTHING, "only say what would be removed"),
         },
         arguments=_limits,
+        runner=_UPKEEP,
     ),
     "verify": _Action(
         usage="verify                 check every digest of every entry",
         own=_JSON,
         arguments=_json,
+        runner=_UPKEEP,
     ),
     "export": _Action(
         usage="export MODEL|ENTRY     write an archive, and print its SHA-256",
@@ -224,7 +230,7 @@ def _run(name: str, action: _Action, argv: list[str]) -> int:
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:
         logger.info("%s", note)
-    status: int = importlib.import_module(_RUNNER).run(name, resolved.config, **arguments)
+    status: int = importlib.import_module(action.runner).run(name, resolved.config, **arguments)
     return status
 
 

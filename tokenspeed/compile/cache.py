@@ -30,7 +30,7 @@ from tokenspeed.compile.entry import (
     read_entry,
     read_manifest,
 )
-from tokenspeed.compile.key import Change, Facts, differences, digest_of
+from tokenspeed.compile.facts import Change, Facts, differences, digest_of
 from tokenspeed.compile.locks import is_read, locked, release, try_lock
 from tokenspeed.compile.trust import check_folder, own_folder
 from tokenspeed.log import logger
@@ -118,7 +118,7 @@ class CompileCache:
     def nearest(self, facts: Facts) -> tuple[str, list[Change]] | None:
         """The entry that is most alike, and the facts in which it differs."""
         best: tuple[int, str, list[Change]] | None = None
-        for folder in sorted(self.entry_folders(), key=_last_used)[-_MAX_NEIGHBOURS:]:
+        for folder in sorted(self.entry_folders(), key=last_used)[-_MAX_NEIGHBOURS:]:
             with contextlib.suppress(OSError, Damaged):
                 found = differences(facts, read_manifest(folder).facts)
                 best = min(best or (1 << 30, "", []), (len(found), folder.name, found))
@@ -181,7 +181,7 @@ class CompileCache:
         just now stays as well.
         """
         named = [at for at in self.entry_folders() if at.name.rpartition("-")[0] == slug]
-        others = sorted((at for at in named if at != new), key=_last_used)
+        others = sorted((at for at in named if at != new), key=last_used)
         for folder in others[: max(0, len(named) - MAX_ENTRIES)]:
             with contextlib.suppress(OSError):
                 if self.remove(folder):
@@ -283,7 +283,7 @@ def _read(folder: Path, facts: Facts) -> Entry:
     return entry
 
 
-def _last_used(folder: Path) -> float:
+def last_used(folder: Path) -> float:
     try:
         return folder.lstat().st_mtime
     except OSError:

@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from tokenspeed.compile.key import FORMAT, Facts
-from tokenspeed.compile.ranges import TokenArgument
+from tokenspeed.compile.facts import FORMAT, Facts
+from tokenspeed.compile.plan import TokenArgument
 from tokenspeed.compile.trust import NoFile, check_folder, read_own_file, sync_folder, write_file
 
 MANIFEST, READY, PLAN, RECEIPT = "manifest.json", "READY", "plan.json", "receipts/counts.json"

@@ -11,24 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from tokenspeed.compile.cache import CompileCache
+from tokenspeed.compile.cache import CompileCache, last_used
 from tokenspeed.compile.entry import READY, Damaged, Manifest, read_entry, read_manifest
+from tokenspeed.compile.facts import digest_of
 from tokenspeed.compile.kernel_store import (
-    environment_of,
     environments,
     kernel_folders,
     read_kernel,
-)
-from tokenspeed.compile.key import (
-    FORMAT,
-    Change,
-    Facts,
-    differences,
-    digest_of,
-    installed_sources,
-    surroundings,
 )
 from tokenspeed.log import logger
 
@@ -36,7 +25,8 @@ from tokenspeed.log import logger
 @dataclass(frozen=True)
 class Item:
     """An entry as `ls` shows it. `made` is in seconds since 1970. `problem` says in a line why it
-    cannot be used, whatever it holds; then there may be no manifest.
+    cannot be used, whatever it holds; then there may be no manifest. `used`: when a start last took
+    it.
     """
 
     folder: Path
@@ -44,6 +34,12 @@ class Item:
     made: float
     manifest: Manifest | None
     problem: str | None
+    used: float = 0.0
+
+    @property
+    def last(self) -> float:
+        """When it was last of use."""
+        return max(self.made, self.used)
 
     @property
     def name(self) -> str:
@@ -67,10 +63,9 @@ class KernelSet:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
-    def fits(self) -> bool:
-        """Is it for this machine and this installation?"""
-        is_cuda = torch.cuda.is_available()
-        return is_cuda and self.folder.name == environment_of(surroundings("cuda"))
+    def last(self) -> float:
+        """When it was last of use, as far as is known: starts copy kernels and leave no trace."""
+        return self.made
 
 
 def items(cache: CompileCache) -> list[Item]:
@@ -95,28 +90,9 @@ def verified_kernels(cache: CompileCache) -> list[KernelSet]:
     return [_kernel_set(folder, is_read=True) for folder in environments(cache.root)]
 
 
-def misfits(facts: Facts) -> list[Change]:
-    """Why an entry is of no use to this machine and this installation, whatever the model. Empty if
-    it fits.
-    """
-    device = group(facts, "compile").get("device")
-    here: Facts = {"format": FORMAT, "sources": installed_sources(group(facts, "sources"))}
-    if device == "cuda" and not torch.cuda.is_available():
-        here |= surroundings("cpu") | {"machine": {}}
-    else:
-        here |= surroundings("cuda" if device == "cuda" else "cpu")
-    return differences(here, {name: facts.get(name) for name in here})
-
-
-def group(facts: Facts, name: str) -> Facts:
-    """A group of facts; empty where a manifest of unknown origin has none."""
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 @dataclass(frozen=True)
 class Limits:
-    """What `prune` keeps: entries younger than `max_age_s`, and of the youngest as many as have
+    """What `prune` keeps: entries used within `max_age_s`, and of those used last as many as have
     `max_bytes` together. None is no limit.
     """
 
@@ -125,11 +101,11 @@ class Limits:
 
 
 def beyond(entries: Iterable[Item | KernelSet], limits: Limits) -> list[Item | KernelSet]:
-    """The entries and sets that the limits do not keep, oldest first."""
+    """The entries and sets that the limits do not keep, those longest unused first."""
     doomed, total, now = [], 0, time.time()
-    for item in sorted(entries, key=lambda item: item.made, reverse=True):
+    for item in sorted(entries, key=lambda item: item.last, reverse=True):
         total += item.bytes
-        is_old = limits.max_age_s is not None and now - item.made > limits.max_age_s
+        is_old = limits.max_age_s is not None and now - item.last > limits.max_age_s
         is_too_much = limits.max_bytes is not None and total > limits.max_bytes
         if is_old or is_too_much:
             doomed.append(item)
@@ -146,7 +122,7 @@ def _item(folder: Path, read: Callable[[Path], Manifest]) -> Item:
         logger.debug("compile cache: %s", folder, exc_info=True)
         problem = str(error)
     num_bytes, made = _size(folder)
-    return Item(folder, num_bytes, made, manifest, problem)
+    return Item(folder, num_bytes, made, manifest, problem, last_used(folder))
 
 
 def _kernel_set(folder: Path, *, is_read: bool) -> KernelSet:

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.compile.entry import Damaged
-from tokenspeed.compile.key import Facts, digest_of
+from tokenspeed.compile.facts import Facts, digest_of
 from tokenspeed.compile.trust import NoFile, check_folder, own_folder, read_own_file
 
 TRITON, FLASHINFER = KINDS = ("triton", "flashinfer")

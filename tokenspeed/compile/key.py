@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from tokenspeed.compile.facts import FORMAT, Facts
 from tokenspeed.compile.ranges import range_name
 from tokenspeed.passes import PIPELINE
 from tokenspeed.passes.rewrite import TokenRange
 from tokenspeed.spans import span
-
-FORMAT = 1
-"""Of entries: goes up when what is in one, or its meaning, changes."""
 
 INERT_FIELDS = frozenset({"max_model_len"})
 """Fields of a model's config that no graph depends on."""
@@ -59,20 +57,6 @@ _ROOT = Path(__file__).parent.parent
 _SOURCE = re.compile(r"[a-z_]+(/[a-z_]+)?/\w+\.[a-z]+")
 _LAYER = re.compile(r"layers\.(\d+)")
 _DISTRIBUTIONS = ("triton", "flashinfer-python")
-
-Facts = dict[str, Any]
-"""Groups of facts: JSON objects, numbers, strings and null."""
-
-
-class Change(NamedTuple):
-    """A fact that differs: both values, shortened for people; "absent" where there is none."""
-
-    name: str
-    here: str
-    there: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.here} (there {self.there})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,31 +112,6 @@ def installed_sources(names: Iterable[str]) -> Facts:
     plain = (name for name in names if _SOURCE.fullmatch(name))
     paths |= {name: _ROOT / name for name in plain if (_ROOT / name).is_file()}
     return {name: _digest(path) for name, path in sorted(paths.items())}
-
-
-def digest_of(facts: Facts) -> str:
-    """16 hex digits, the same for equal facts in every process."""
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def differences(here: Facts, there: Facts) -> list[Change]:
-    """The facts in which two sets differ."""
-    ours, theirs = dict(_flat(here)), dict(_flat(there))
-    found = []
-    for name in sorted(ours | theirs):
-        mine, other = (repr(facts[name]) if name in facts else "absent" for facts in (ours, theirs))
-        if mine != other:
-            found.append(Change(name, f"{mine:.60}", f"{other:.60}"))
-    return found
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _model_facts(config: Any) -> Facts:

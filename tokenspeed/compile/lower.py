@@ -11,7 +11,8 @@ from tokenspeed.compile import inductor_api, torch_api
 from tokenspeed.compile.capture import UnsupportedGraph
 from tokenspeed.compile.matcher import InductorPass
 from tokenspeed.compile.piece import structure_hash
-from tokenspeed.compile.ranges import TokenArgument, range_name
+from tokenspeed.compile.plan import TokenArgument
+from tokenspeed.compile.ranges import range_name
 from tokenspeed.passes.manager import PassManager
 from tokenspeed.passes.rewrite import TokenRange
 from tokenspeed.spans import span

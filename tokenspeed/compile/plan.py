@@ -18,6 +18,13 @@ Piece = Callable[..., tuple[Any, ...]]
 """What a row runs: it takes its inputs by position and returns the tuple of its results."""
 
 
+class TokenArgument(msgspec.Struct, frozen=True):
+    """Where a piece finds the token count: an argument is it (`is_count`), or has it in front."""
+
+    index: int
+    is_count: bool
+
+
 class Weight(msgspec.Struct, frozen=True, tag="weight"):
     """A parameter or buffer by its path in the model, and what the piece expects of it."""
 

@@ -9,17 +9,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from tokenspeed.compile.plan import Piece
+from tokenspeed.compile.plan import Piece, TokenArgument
 from tokenspeed.passes.rewrite import EVERY, TokenRange
-
-
-class TokenArgument(msgspec.Struct, frozen=True):
-    """Where a piece finds the token count: an argument is it (`is_count`), or has it in front."""
-
-    index: int
-    is_count: bool
 
 
 def token_ranges(ends: Sequence[int]) -> tuple[TokenRange, ...]:

@@ -34,6 +34,7 @@ from tokenspeed.compile.entry import (
     check_whole,
     parse_manifest,
 )
+from tokenspeed.compile.facts import digest_of
 from tokenspeed.compile.kernel_store import (
     KINDS,
     Kernel,
@@ -43,7 +44,6 @@ from tokenspeed.compile.kernel_store import (
     read_kernel,
     store_kernel,
 )
-from tokenspeed.compile.key import digest_of
 from tokenspeed.compile.trust import check_folder, own_folder, read_own_file, write_file
 from tokenspeed.kernels import native
 from tokenspeed.log import logger

@@ -1,5 +1,5 @@
-"""`tokenspeed cache ls|why|prune|verify|export|import`: each a function that prints, and answers
-with the exit code.
+"""`tokenspeed cache ls|why|export|import`, which have to know this machine: each a function that
+prints, and answers with the exit code. What needs no torch is in `cache_upkeep.py`.
 """
 
 from __future__ import annotations
@@ -9,25 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tokenspeed.compile.archive import ArchiveError, read_archive
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Damaged, Entry, read_entry
-from tokenspeed.compile.inventory import (
-    Item,
-    KernelSet,
-    Limits,
-    beyond,
-    group,
-    items,
-    kernel_sets,
-    misfits,
-    verified,
-    verified_kernels,
-)
-from tokenspeed.compile.kernel_store import remove_folder
-from tokenspeed.compile.key import Change
+from tokenspeed.compile.facts import Change, group
+from tokenspeed.compile.fitness import fits, misfits
+from tokenspeed.compile.inventory import Item, KernelSet, items, kernel_sets
 from tokenspeed.compile.transfer import (
     Bundle,
     install,
@@ -36,6 +23,7 @@ from tokenspeed.compile.transfer import (
     unpack,
 )
 from tokenspeed.config import Config
+from tokenspeed.engine.cache_upkeep import print_json, size_text
 from tokenspeed.engine.warmup import check_target, wanted, write_entries
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -60,13 +48,29 @@ def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
     sets = kernel_sets(cache)
     if as_json:
         kernels = [_kernel_row(each) for each in sets]
-        _print_json({"root": str(cache.root), "entries": rows, "kernels": kernels})
+        print_json({"root": str(cache.root), "entries": rows, "kernels": kernels})
     elif rows:
         _print_table(
-            ["ENTRY", "SIZE", "AGE", "LEVEL", "DTYPE", "DEVICE", "TORCH", "FITS THIS MACHINE"],
+            [
+                "ENTRY",
+                "SIZE",
+                "AGE",
+                "USED",
+                "LEVEL",
+                "DTYPE",
+                "DEVICE",
+                "TORCH",
+                "FITS THIS MACHINE",
+            ],
             [
                 [
-                    *(row["entry"], _size(row["bytes"]), _age(row["age_s"]), "1"),
+                    *(
+                        row["entry"],
+                        size_text(row["bytes"]),
+                        _age(row["age_s"]),
+                        _age(row["used_s"]),
+                        "1",
+                    ),
                     *(str(row[name] or "?") for name in ("dtype", "device", "torch")),
                     _fit(row),
                 ]
@@ -76,8 +80,8 @@ def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
     else:
         print(f"no entry in {cache.root}")
     for each in () if as_json else sets:
-        what = each.problem or f"{each.count} kernels, {_size(each.bytes)}"
-        print(f"{each.name}: {what}, for {'this' if each.fits else 'another'} machine")
+        what = each.problem or f"{each.count} kernels, {size_text(each.bytes)}"
+        print(f"{each.name}: {what}, for {'this' if fits(each) else 'another'} machine")
     return 0
 
 
@@ -101,59 +105,11 @@ def _why(cache: CompileCache, config: Config, *, as_json: bool) -> int:
     if as_json:
         facts_found = [change._asdict() for change in found]
         path = str(entry.folder) if entry else None
-        _print_json({"hit": entry is not None, "path": path, "why": reason, "facts": facts_found})
+        print_json({"hit": entry is not None, "path": path, "why": reason, "facts": facts_found})
     else:
         print(reason)
         _print_changes(found)
     return 0 if entry else 1
-
-
-def _prune(
-    cache: CompileCache,
-    config: Config,
-    *,
-    max_age_s: float | None,
-    max_bytes: int | None,
-    is_dry: bool,
-) -> int:
-    """Remove what is older or more than the limits say, but nothing that is being made."""
-    doomed = beyond([*items(cache), *kernel_sets(cache)], Limits(max_age_s, max_bytes))
-    status, num_bytes = 0, 0
-    for item in doomed:
-        try:
-            is_gone = is_dry or _remove(cache, item)
-        except OSError as error:
-            logger.error("%s: cannot be removed: %s", item.name, error)
-            status = 1
-            continue
-        num_bytes += item.bytes if is_gone else 0
-        said = "would be removed" if is_dry else "removed" if is_gone else "is being made: it stays"
-        print(f"{item.name}: {said}, {_size(item.bytes)}")
-    if not is_dry:
-        cache.sweep()
-    print(f"{_size(num_bytes)} {'would be' if is_dry else 'are'} free")
-    return status
-
-
-def _remove(cache: CompileCache, item: Item | KernelSet) -> bool:
-    """False if somebody is making it. (A set of kernels is in use by nobody: starts copy it.)"""
-    if isinstance(item, Item):
-        return cache.remove(item.folder)
-    remove_folder(item.folder)
-    return True
-
-
-def _verify(cache: CompileCache, config: Config, *, as_json: bool) -> int:
-    """Check every digest of every entry and every GPU kernel."""
-    found: list[Item | KernelSet] = [*verified(cache), *verified_kernels(cache)]
-    if as_json:
-        _print_json([{"entry": item.name, "problem": item.problem} for item in found])
-    else:
-        for item in found:
-            print(f"{item.name}: {item.problem or 'whole'}")
-        bad = sum(item.problem is not None for item in found)
-        print(f"{len(found)} checked, {bad} bad" + ("; a start makes them anew" if bad else ""))
-    return 1 if any(item.problem for item in found) else 0
 
 
 def _export(cache: CompileCache, config: Config, *, output: str) -> int:
@@ -195,8 +151,6 @@ def _install(cache: CompileCache, bundle: Bundle) -> None:
 ACTIONS: dict[str, Callable[..., int]] = {
     "ls": _ls,
     "why": _why,
-    "prune": _prune,
-    "verify": _verify,
     "export": _export,
     "import": _import,
 }
@@ -209,6 +163,7 @@ def _row(item: Item) -> dict[str, Any]:
         "model": item.name.rpartition("-")[0],
         "bytes": item.bytes,
         "age_s": max(0.0, time.time() - item.made),
+        "used_s": max(0.0, time.time() - item.last),
         "level": 1,
         "dtype": group(facts, "compile").get("dtype"),
         "device": group(facts, "compile").get("device"),
@@ -224,7 +179,7 @@ def _kernel_row(each: KernelSet) -> dict[str, Any]:
         "kernels": each.count,
         "bytes": each.bytes,
         "age_s": max(0.0, time.time() - each.made),
-        "fits": each.fits,
+        "fits": fits(each),
         "problem": each.problem,
     }
 
@@ -250,14 +205,6 @@ def _print_table(head: list[str], rows: list[list[str]]) -> None:
         plain = (cell if cell.isprintable() else ascii(cell) for cell in row)
         cells = (f"{cell:{width}}" for cell, width in zip(plain, widths, strict=True))
         print("  ".join(cells).rstrip())
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB"
 
 
 def _age(seconds: float) -> str:

@@ -20,7 +20,8 @@ from tokenspeed.compile import receipt
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.cold import compile_model
 from tokenspeed.compile.entry import RECEIPT, Contents
-from tokenspeed.compile.key import digest_of, facts_of
+from tokenspeed.compile.facts import digest_of
+from tokenspeed.compile.key import facts_of
 from tokenspeed.engine.child import end_with_parent, read_orders
 from tokenspeed.engine.compile_job import (
     Compiled,

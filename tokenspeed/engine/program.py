@@ -30,7 +30,8 @@ import torch
 from tokenspeed import ledger
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Damaged, Entry, Unloadable
-from tokenspeed.compile.key import Facts, Target, digest_of, facts_of
+from tokenspeed.compile.facts import Facts, digest_of
+from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.config import CompileConfig, Config

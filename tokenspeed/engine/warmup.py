@@ -20,7 +20,8 @@ from tqdm import tqdm
 from tokenspeed.compile.archive import ArchiveError, write_archive
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Entry
-from tokenspeed.compile.key import Facts, digest_of, facts_of
+from tokenspeed.compile.facts import Facts, digest_of
+from tokenspeed.compile.key import facts_of
 from tokenspeed.compile.transfer import pack
 from tokenspeed.config import Config
 from tokenspeed.engine.block_weights import settle_layout
