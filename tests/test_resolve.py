@@ -60,6 +60,9 @@ def value(resolution: Resolution, name: str) -> Any:
         ({}, HOPPER, QWEN, "level", 2, "on CUDA"),
         ({"level": 3}, HOPPER, QWEN, "level", 3, None),
         ({"attention_backend": "torch"}, HOPPER, QWEN, "level", 1, "torch's attention cannot be"),
+        ({"disable_cuda_graph": True}, HOPPER, QWEN, "level", 1, "--disable-cuda-graph"),
+        ({"disable_cuda_graph": True, "level": 0}, HOPPER, QWEN, "level", 0, None),
+        ({"disable_cuda_graph": True}, LAPTOP, SMALL, "level", None, "open: 1 if the compile"),
         ({}, LAPTOP, SMALL, "compile_ranges", (0,), "on a CPU: one range"),
         ({}, HOPPER, QWEN, "compile_ranges", (32,), "on CUDA: few tokens have kernels"),
         ({"compile_ranges": (8, 64)}, HOPPER, QWEN, "compile_ranges", (8, 64), None),
@@ -97,6 +100,10 @@ def test_what_is_open_is_settled_and_why_is_said(
     ("options", "machine", "model", "says"),
     [
         ({"device": "cuda"}, LAPTOP, SMALL, "--device cuda: torch sees no CUDA device here"),
+        (
+            {"level": 2, "disable_cuda_graph": True},
+            *(HOPPER, QWEN, "-O2 records CUDA graphs, but --disable-cuda-graph; use -O1"),
+        ),
         ({"level": 3}, LAPTOP, SMALL, "-O3 measures CUDA kernels, and there is no CUDA device"),
         ({"level": 2}, LAPTOP, SMALL, "-O2 replays CUDA graphs, and there is no CUDA device here"),
         (
@@ -184,6 +191,10 @@ def test_what_has_no_effect_is_noted() -> None:
             *(LAPTOP, "nothing is compiled at -O0: --strict-passes, --disable-pass has no effect"),
         ),
         (
+            {"disable_cuda_graph": True},
+            *(LAPTOP, "no CUDA graphs are recorded here: --disable-cuda-graph has no effect"),
+        ),
+        (
             {"weight_layout": "plain"},
             *(HOPPER, "it is about weights on a CPU: --weight-layout has no effect"),
         ),
@@ -230,6 +241,7 @@ CHOICES = st.fixed_dictionaries(
         "cudagraph_capture_sizes": st.sets(st.integers(1, 4096), max_size=8).map(tuple),
         "compile_ranges": st.sets(st.integers(1, 1 << 20), max_size=7).map(sorted).map(tuple),
         "disable_overlap_schedule": st.booleans(),
+        "disable_cuda_graph": st.booleans(),
     },
 )
 

@@ -186,6 +186,9 @@ class CompileConfig(Settings):
         low=1,
         high=4096,
     )
+    disable_cuda_graph: bool = option(
+        False, "record no CUDA graphs: the level is 1 where it would be 2 unasked"
+    )
     disable_prefill_graph: bool = option(
         False, "record CUDA graphs of decode steps alone, none of small steps with prompt tokens"
     )

@@ -276,20 +276,27 @@ def _flashinfer_lacks(machine: MachineFacts, model: ModelFacts, dtype: str) -> s
 
 
 def _settle_level(draft: _Draft, device: str, attention: str | None) -> int | None:
+    is_disabled = draft.config.compile.disable_cuda_graph
     if device == "cpu":
         draft.leave("level", None, "1 if the compile cache has the program, else 0")
     elif attention == "torch":
         draft.settle("level", None, 1, "torch's attention cannot be recorded as CUDA graphs")
+    elif is_disabled:
+        draft.settle("level", None, 1, "--disable-cuda-graph")
     else:
         draft.settle("level", None, 2, "on CUDA")
     level: int | None = draft.value("level")
     if level is not None and (problem := level_problem(level, device, attention)):
         raise ConfigError(problem)
+    if level is not None and level > 1 and is_disabled:
+        raise ConfigError(f"-O{level} records CUDA graphs, but --disable-cuda-graph; use -O1")
     return level
 
 
 def _settle_graphs(draft: _Draft, *, has_graphs: bool) -> None:
-    names = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "disable_prefill_graph")
+    names = ["cudagraph_capture_sizes", "max_cudagraph_capture_size", "disable_prefill_graph"]
+    if draft.value("device") == "cpu":
+        names.append("disable_cuda_graph")
     if not has_graphs or draft.value("level") == 0:
         draft.note_void("no CUDA graphs are recorded here", *names)
         draft.leave("cudagraph_capture_sizes", (), "no CUDA graphs are recorded here")

@@ -62,6 +62,8 @@ def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:
         (["-O", "0"], "level", 0),
         (["-O=0"], "level", 0),
         (["--enforce-eager"], "level", 0),
+        (["--enforce-eager", "--disable-cuda-graph"], "level", 0),
+        (["--disable-cuda-graph"], "level", None),
         (["--optimization-level", "0"], "level", 0),
         (["-O1"], "level", 1),
         (["--enable-torch-compile"], "level", 1),
