@@ -6,9 +6,11 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_fakes import CHAT, COMPLETIONS, Asker, FakeClient, make_state
+from server_fakes import ANSWER, CHAT, CHATML, COMPLETIONS, Asker, FakeClient, make_state
+from tool_fakes import QWEN
 
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_completions import CompletionRequest
@@ -48,6 +50,74 @@ def test_no_body_is_a_server_error(path: str, fields: dict[str, Any], messages: 
     assert status in (200, 400, 404), body
 
 
+def named(name: str) -> dict[str, str]:
+    return {"name": name}
+
+
+NAMES = st.sampled_from(["add", "get_weather", "a b", ""])
+TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["function", "function", "other"])},
+        optional={
+            "function": st.fixed_dictionaries(
+                {"name": NAMES},
+                optional={"parameters": VALUES, "strict": SCALARS, "description": SCALARS},
+            )
+        },
+    ),
+    max_size=3,
+)
+CHOICES = (
+    st.sampled_from(["auto", "none", "required"])
+    | st.fixed_dictionaries({"type": st.just("function"), "function": VALUES | NAMES.map(named)})
+    | VALUES
+)
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {"function": st.fixed_dictionaries({"name": NAMES}, optional={"arguments": VALUES})},
+        optional={"id": SCALARS, "type": SCALARS},
+    ),
+    max_size=2,
+)
+PIECES = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    '{"name": "add", "arguments": {',
+    "}",
+    '"',
+    "\u00e9",
+]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tools=TOOLS,
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "tool_choice": CHOICES,
+            "parallel_tool_calls": SCALARS,
+            "reasoning_effort": st.sampled_from(["none", "low", "x"]),
+            "stream": st.booleans(),
+        },
+    ),
+    calls=CALLS,
+    pieces=st.lists(st.sampled_from(PIECES), max_size=8),
+)
+def test_no_tools_are_a_server_error(
+    tools: list[Any], fields: dict[str, Any], calls: list[Any], pieces: list[str]
+) -> None:
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "x", "tool_call_id": "y"},
+    ]
+    body = json.dumps({"messages": messages, "tools": tools} | fields).encode()
+    status = asyncio.run(post(CHAT, body, QWEN, "".join(pieces)))
+    assert status in (200, 400), body
+
+
 @settings(max_examples=100, deadline=None)
 @given(path=st.sampled_from([CHAT, COMPLETIONS]), data=st.data())
 def test_no_damaged_json_is_a_server_error(path: str, data: st.DataObject) -> None:
@@ -58,13 +128,16 @@ def test_no_damaged_json_is_a_server_error(path: str, data: st.DataObject) -> No
     assert status in (200, 400, 404)
 
 
-async def post(path: str, body: bytes) -> int:
+async def post(path: str, body: bytes, template: str = CHATML, answer: str = ANSWER) -> int:
     client = FakeClient()
-    ask = Asker(client, make_state(client))
-    answer = await ask.http.post(path, content=body)
-    if answer.status_code != 200:
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        assert len(answer.content) < 2000
+    assert client.ready is not None
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=4096)
+    client.answers = dict.fromkeys(range(20), answer)
+    ask = Asker(client, make_state(client, template=template))
+    reply = await ask.http.post(path, content=body)
+    if reply.status_code != 200:
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+        assert len(reply.content) < 2000
     await ask.check_alive()
     await ask.http.aclose()
-    return answer.status_code
+    return reply.status_code

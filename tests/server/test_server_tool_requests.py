@@ -160,3 +160,14 @@ async def test_a_form_begins_behind_reasoning() -> None:
             assert asked is not None and asked.json_object
             mark = TOKENIZER.encode("</think>", add_special_tokens=False)
             assert list(asked.reasoning_end) == (mark if waits else [])
+
+
+async def test_reasoning_can_stay_in_the_content() -> None:
+    async with asking(template=QWEN) as ask:
+        text = f"<think>a</think>b\n{HERMES_CALL}"
+        ask.engine.answers = {0: text}
+        whole = as_folded(await ask.chat(tools=TOOLS, separate_reasoning=False))
+        assert (whole["reasoning_content"], whole["content"]) == ("", "<think>a</think>b")
+        assert len(whole["calls"]) == 1
+    async with asking(template=QWEN, model_type="gpt_oss") as ask:
+        assert refused(await ask.chat(separate_reasoning=False))["param"] == "separate_reasoning"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
 import pytest
 from server_fakes import CHATML, TOKENIZER
 from test_server_text import events
@@ -174,3 +175,35 @@ async def test_the_name_of_reasoning(field: str, names: set[str]) -> None:
         ask.engine.answers = {0: "<think>a</think>b"}
         deltas = [chunk["choices"][0]["delta"] for chunk in events(await ask.chat(stream=True))]
         assert dict.fromkeys(names, "a") in deltas
+
+
+async def test_the_openai_client_reads_and_returns_calls() -> None:
+    async with asking(template=QWEN) as ask:
+        client = openai.AsyncOpenAI(
+            base_url="http://server/v1", api_key="none", max_retries=0, http_client=ask.http
+        )
+        text = f"<think>a</think>Look:{HERMES_CALL}\n{HERMES_CALL}"
+        turn: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
+        ask.engine.answers = {0: text}
+        message = (await client.chat.completions.create(**turn)).choices[0].message
+        assert message.content == "Look:" and message.tool_calls
+        assert getattr(message, "reasoning_content", "") == "a"
+        ask.engine.answers = {0: text}
+        ids, pieces, finish = [], ["", ""], []
+        async for chunk in await client.chat.completions.create(**turn, stream=True):
+            finish += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+            for call in chunk.choices[0].delta.tool_calls or []:
+                ids += [call.id] if call.id else []
+                pieces[call.index] += call.function.arguments
+        assert [call.function.arguments for call in message.tool_calls] == pieces == [OSLO, OSLO]
+        assert len(set(ids)) == 2 and finish == ["tool_calls"]
+        turn["messages"] += [message.model_dump()]
+        turn["messages"] += [
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+            for call in message.tool_calls
+        ]
+        ask.engine.answers = {0: "It rains."}
+        answer = await client.chat.completions.create(**turn)
+        assert answer.choices[0].message.content == "It rains."
+        prompt = TOKENIZER.decode(ask.engine.requests[-1].prompt_ids)
+        assert prompt.count("Oslo") == 2 and prompt.count("rain") == 2

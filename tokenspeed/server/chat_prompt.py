@@ -79,6 +79,10 @@ def plan_chat(config: ServerConfig, text: TextSide, request: ChatRequest) -> Cha
         template=text.template.source,
     )
     form = output_format(reasoning, tools)
+    if request.separate_reasoning is False:
+        if form.is_harmony:
+            raise unsupported("separate_reasoning", "the messages of gpt-oss are no one text")
+        form = dataclasses.replace(form, thinking=None)
     choice = check_tools(request.tools, request.tool_choice)
     is_unknown = form.tools is None and not form.is_harmony and config.tool_call_parser == AUTO
     if choice.schemas and not choice.forced and is_unknown and text.template.reads("tools"):

@@ -26,6 +26,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    """False leaves reasoning where the model wrote it, in the content."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
