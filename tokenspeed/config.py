@@ -76,7 +76,7 @@ class CacheConfig(Settings):
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "share of memory: on a GPU for weights and KV, on a CPU of free RAM for KV (4 GiB at most)",
+        "share of memory: on a GPU for everything, on a CPU of free RAM for KV (4 GiB at most)",
         aliases=("--mem-fraction-static",),
         low=0.01,
         high=1.0,

@@ -5,14 +5,22 @@ by test_engine_interpreted.py in a process of its own, with TRITON_INTERPRET=1.
 from __future__ import annotations
 
 import pytest
-from engine_tiny import Outcome, request, run, tiny_engine
+import torch
+from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
+from torch import Tensor
 
 from tokenspeed.compile.cudagraph import GraphPool
+from tokenspeed.config import CompileConfig, Config, SchedulerConfig
+from tokenspeed.engine import trial
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.kernel_warmup import warm_up_kernels
+from tokenspeed.engine.model import resolve_served
 from tokenspeed.engine.piece_graphs import PieceGraphs
 from tokenspeed.engine.prefill_graphs import PrefillGraphs
 from tokenspeed.engine.worker import Graphs, Worker
+from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kv.specs import cache_groups
 
 # Triton's interpreter turns a one-element array of numpy into a number.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -63,3 +71,53 @@ def test_triton_gives_the_tokens_of_torch(
     for name, outcome in got.items():
         for ours, theirs in zip(outcome.logprobs, want[name].logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_every_kernel_is_launched_before_there_are_requests(tiny_model: str) -> None:
+    """And a request finds the state as it was: everything stood in scratch."""
+    engine = tiny_engine(tiny_model, attention_backend="triton", level=0)
+    worker = engine._worker
+    assert isinstance(worker, Worker)
+    seen: list[tuple[int, int, int]] = []
+    attention = worker._attention
+    plan = attention.plan_device  # type: ignore[union-attr]
+
+    def heard(step: DeviceStep, results: Tensor | None = None) -> None:
+        seen.append((step.num_tokens, step.num_rows, step.num_decodes))
+        assert (step.slots == worker.slots.scratch).all()
+        plan(step, results)
+
+    attention.plan_device = heard  # type: ignore[union-attr, method-assign]
+    warm_up_kernels(worker._executable, attention, worker.slots, max_rows=3, token_budget=20)  # type: ignore[arg-type]
+    attention.plan_device = plan  # type: ignore[union-attr, method-assign]
+    kinds = {(tokens, rows == decodes, decodes > 0) for tokens, rows, decodes in seen}
+    assert {(1, False, False), (17, False, False), (2, True, True)} <= kinds
+    assert any(decodes and tokens > rows for tokens, rows, decodes in seen), "a mixed step"
+    want = outcomes(tiny_model, "torch")
+    prompts = [[(7 * i + j) % 50 + 1 for j in range(3 + 6 * i)] for i in range(3)]
+    got = run(engine, [request(f"r{i}", ids, max_tokens=5) for i, ids in enumerate(prompts)])
+    assert {k: v.token_ids for k, v in got.items()} == {k: v.token_ids for k, v in want.items()}
+
+
+def test_a_trial_counts_what_is_gone_meanwhile(
+    tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1000 bytes before; after the largest step 900, the first graphs 700, and one more 690."""
+    free = iter([1000, 900, 900, 700, 690])
+    monkeypatch.setattr(trial, "_free", lambda device: next(free))
+    engine = tiny_engine(tiny_model, attention_backend="triton", level=0)
+    config = Config(
+        compile=CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 3, 4)),
+        scheduler=SchedulerConfig(max_num_seqs=4, chunked_prefill_size=40),
+    )
+    worker = engine._worker
+    assert isinstance(worker, Worker)
+    model = resolve_served(tiny_config(tiny_model))
+    groups = cache_groups(model.family.cache_specs(model.config))
+    needs = trial.try_out(
+        *(config, worker._executable, groups),
+        dtype=torch.float32, device=worker.slots.device, max_model_len=32,
+        progress=lambda phase, detail: None,
+    )  # fmt: skip
+    assert needs == trial.Needs(activations=100 + trial._SLACK, graphs=200 + 10 * 2)
+    assert next(free, None) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from torch import Tensor
 
 from tokenspeed.batch import Batch
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
-from tokenspeed.config import CompileConfig, Config, SchedulerConfig
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.prefill_graphs import ROWS, PrefillGraphs
-from tokenspeed.engine.record_graphs import record_graphs
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.worker import Graphs, Worker
 from tokenspeed.kernels.device_step import DeviceStep
@@ -64,10 +61,6 @@ def make_worker(*sizes: int, tokens: tuple[int, ...] = ()) -> tuple[Worker, Devi
         model, attention, slots, vocab_size=VOCAB, eos_ids=frozenset({1}), graphs=graphs
     )
     return worker, attention
-
-
-def settled(settings: CompileConfig) -> Config:
-    return Config(compile=settings, scheduler=SchedulerConfig(chunked_prefill_size=8192))
 
 
 def prompts(worker: Worker, count: int, **params: Any) -> None:
@@ -252,54 +245,6 @@ def test_tokens_left_over_stand_in_scratch() -> None:
     assert planned.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert planned.token_rows.tolist() == [0] * 3 + [1] * 5
     assert worker.slots.lengths[SLOTS] == 1
-
-
-def test_what_has_no_memory_is_not_recorded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Neither a graph that does not fit nor one of whose three parts one does not."""
-    worker, attention = make_worker()
-    recordings = itertools.count()
-
-    class Full(Recording):
-        def __init__(self, run: Any, pool: GraphPool) -> None:
-            if (number := next(recordings)) in (0, 4):
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            if number == 8:
-                raise RuntimeError("CUDA error: out of memory")
-            super().__init__(run, pool)
-
-    for module in ("decode_graphs", "prefill_graphs"):
-        monkeypatch.setattr(f"tokenspeed.engine.{module}.Recording", Full)
-    config = settled(CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 4)))
-    worker.slots.max_len = 100
-    parts = worker._executable, attention, worker.slots
-    graphs = record_graphs(config, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
-    assert graphs is not None and len(graphs) == 3
-    assert (graphs.prefill.sizes, graphs.decode.sizes) == ([32, 64], [2])
-    assert "no memory for 3 of 6 CUDA graphs" in caplog.text
-    worker._graphs = graphs
-    prompts(worker, 3)
-    fresh, _ = make_worker()
-    prompts(fresh, 3)
-    for rows in ([decode(1, 3)], [decode(0, 3), decode(1, 4), decode(2, 3)]):
-        assert step(worker, *rows) == step(fresh, *rows)
-
-
-def test_a_recording_that_fails_otherwise_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, attention = make_worker()
-
-    def fail(graphs: DecodeGraphs, size: int) -> None:
-        raise RuntimeError("misaligned address")
-
-    monkeypatch.setattr(DecodeGraphs, "record", fail)
-    sizes = (1, 2, 4)
-    config = settled(
-        CompileConfig(level=2, cudagraph_capture_sizes=sizes, disable_prefill_graph=True)
-    )
-    parts = worker._executable, attention, worker.slots
-    with pytest.raises(RuntimeError, match="misaligned"):
-        record_graphs(config, *parts, lambda phase, detail: None)  # type: ignore[arg-type]
 
 
 def test_a_level_that_cannot_be_is_refused(tiny_model: str) -> None:

@@ -86,7 +86,7 @@ def test_a_start_reports_phases_and_spans(
     reports: list[tuple[str, str]] = []
     engine = build_engine(tiny_config(tiny_model, level=0), lambda *report: reports.append(report))
     phases = [phase for phase, _ in reports]
-    assert list(dict.fromkeys(phases)) == ["config", "weights", "kv", "compile"]
+    assert list(dict.fromkeys(phases)) == ["config", "weights", "compile", "kv"]
     assert ("weights", "0 of 0 MiB") in reports
     lines = [each.getMessage() for each in caplog.records if each.name == "tokenspeed"]
     records = [json.loads(line.removeprefix("startup_timing ")) for line in lines if "{" in line]
@@ -101,7 +101,7 @@ def test_a_start_reports_phases_and_spans(
         "ok",
     )
     summaries = [line.split(":")[0].split(" ")[0] for line in lines if "{" not in line]
-    assert summaries == ["model", "weights", "kv", "program", "attention", "engine"]
+    assert summaries == ["model", "weights", "program", "kv", "attention", "engine"]
     assert engine.ready.summary.endswith("in float32, level 0, KV cache of 1024 tokens")
 
 

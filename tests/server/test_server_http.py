@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from server_fakes import CHAT, COMPLETIONS, Asker, FakeClient, make_state, refused
 
-from tokenspeed.engine.messages import Loading
+from tokenspeed.engine.messages import Loading, Stats
 
 GOOD = json.dumps({"prompt": "Hi", "max_tokens": 2}).encode()
 
@@ -152,6 +152,21 @@ async def test_version_and_health(ask: Asker) -> None:
         answer = await ask.http.get(path)
         assert (answer.status_code, answer.content) == (200, b"")
     assert (await ask.http.get("/ready")).json() == {"status": "ready"}
+    refused(await ask.http.get("/ready?level=all"), 400)
+
+
+async def test_ready_with_all_graphs() -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client))
+    client.stats = Stats(graphs_to_come=3)
+    assert (await ask.http.get("/ready")).status_code == 200
+    answer = await ask.http.get("/ready?level=graphs")
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+    assert answer.json() == {
+        "status": "loading", "phase": "graphs", "detail": "3 CUDA graphs to come"
+    }  # fmt: skip
+    client.stats = Stats()
+    assert (await ask.http.get("/ready?level=graphs")).json() == {"status": "ready"}
 
 
 async def test_loading_draining_and_dead() -> None:

@@ -55,9 +55,9 @@ class Recording:
     """`run` recorded: `replay` does it again, into the same `results`."""
 
     def __init__(self, run: Callable[[], tuple[Tensor, ...]], pool: GraphPool) -> None:
-        self._run = run
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool.device.type != "cuda":
+            self._run = run
             self.results = run()
             return
         stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ _INTEGERS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 
 class _Stage(NamedTuple):
-    """A graph of `pieces` (None without CUDA, where they are run), and the call behind them."""
+    """A graph, or without CUDA the `pieces` themselves, and the call behind them."""
 
     graph: torch.cuda.CUDAGraph | None
     pieces: list[PlanStep]
@@ -86,7 +86,7 @@ class PiecewiseForward:
             values[step.begin] = self._result(step, values)
             for slot in step.dead:
                 values[slot] = None
-            self._stages.append(_Stage(graph, pieces, step))
+            self._stages.append(_Stage(graph, [] if graph else pieces, step))
             pieces = []
 
     def _result(self, call: PlanStep, values: list[Any]) -> Tensor:

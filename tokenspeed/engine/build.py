@@ -16,17 +16,13 @@ from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.device_kernels import keep_kernels, use_kept_kernels
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.grammars import Grammars
-from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
+from tokenspeed.engine.on_device import build_pool, build_worker
 from tokenspeed.engine.program import Progress, obtain_program
-from tokenspeed.engine.record_graphs import record_graphs
-from tokenspeed.engine.sampler import compile_kernels
 from tokenspeed.engine.scheduler import Scheduler
-from tokenspeed.engine.slots import Slots
-from tokenspeed.engine.worker import Worker
 from tokenspeed.kv.manager import KVManager
-from tokenspeed.kv.pool import PagePool, bytes_per_page
+from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup, cache_groups
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
@@ -40,8 +36,10 @@ _PROGRESS_S = 0.2
 _MIB = 1 << 20
 
 
-def build_engine(config: Config, progress: Progress) -> Engine:
-    """Build everything; ModelError or ConfigError (one line) for what the user can put right."""
+def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = False) -> Engine:
+    """Build everything; ModelError or ConfigError (one line) for what the user can put right. With
+    `defer_graphs` most CUDA graphs are left to `Engine.prepare`.
+    """
     began = time.monotonic()
     with span("scheduler.init"):
         with span("model.config"):
@@ -53,19 +51,20 @@ def build_engine(config: Config, progress: Progress) -> Engine:
         attention = PendingAttention(model)
         with obtain_program(model, config) as pending:
             module = _load(model, progress)
-            with span("kv.build"):
-                progress("kv", "")
-                groups = cache_groups(model.family.cache_specs(model.config))
-                pool = _build_pool(model, groups, config.model.max_model_len)
+            groups = cache_groups(model.family.cache_specs(model.config))
             obtained = pending.result(progress)
             if obtained.linear is not None:
                 are_real = settings.model.load_format != "dummy"
                 obtained.linear.install(module.parameters(), are_real, progress)
+        executable = Executable(obtained.program, module)
+        with span("kv.build"):
+            progress("kv", "")
+            pool = build_pool(model, executable, groups, config.model.max_model_len, progress)
         with span("executor.init"):
-            executable = Executable(obtained.program, module)
             return _join(
                 *(model, executable, attention, groups, pool),
                 *(obtained.level, began, progress),
+                defer_graphs=defer_graphs,
             )
 
 
@@ -105,29 +104,6 @@ def _load(model: ServedModel, progress: Progress) -> nn.Module:
     return module
 
 
-def _build_pool(
-    model: ServedModel, groups: list[CacheGroup], asked_model_len: int | None
-) -> PagePool:
-    """The pool; it has to hold one request of the length that was asked for, if one was."""
-    config = model.settings
-    block_size = config.cache.block_size
-    page_bytes = bytes_per_page(groups, block_size, model.dtype)
-    num_pages = count_pages(
-        config.cache,
-        page_bytes,
-        useful_tokens=config.scheduler.max_num_seqs * model.config.max_model_len,
-        needed_tokens=asked_model_len or 1,
-        device=model.device,
-    )
-    pool = PagePool(groups, num_pages, block_size, model.dtype, model.device)
-    how = "taken as it fills, at most" if model.device.type == "cpu" else "taken now"
-    logger.info(
-        "kv cache: room for %d tokens in %d pages; memory is %s: %d MiB (--max-total-tokens)",
-        *(num_pages * block_size, num_pages, how, num_pages * page_bytes // _MIB),
-    )
-    return pool
-
-
 def _join(
     model: ServedModel,
     executable: Executable,
@@ -137,6 +113,8 @@ def _join(
     level: str,
     began: float,
     progress: Progress,
+    *,
+    defer_graphs: bool,
 ) -> Engine:
     num_pages, block_size, config = pool.num_pages, pool.block_size, model.settings
     max_model_len = min(model.config.max_model_len, num_pages * block_size)
@@ -151,23 +129,19 @@ def _join(
         token_budget=limits.chunked_prefill_size,
         max_model_len=max_model_len,
     )
-    worker, num_graphs = _build_worker(
-        *(config, executable, attention, groups, pool),
-        *(max_model_len, vocab_size, eos_ids, progress),
-    )
-    if num_graphs:
-        level = f"{level}, {num_graphs} CUDA graphs"
-    seconds = time.monotonic() - began
-    ready = Ready(
+    worker, graph_work = build_worker(
+        *(model, executable, attention, groups, pool),
         max_model_len=max_model_len,
-        vocab_size=vocab_size,
-        num_pages=num_pages,
-        block_size=block_size,
-        seconds=seconds,
-        summary=f"{model.source.name} on {model.device} in {model.dtype_name}, "
-        f"{level}, KV cache of {num_pages * block_size} tokens",
+        eos_ids=eos_ids,
+        progress=progress,
     )
-    logger.info("engine ready in %.1f s", seconds)
+    if graph_work is not None:
+        if not defer_graphs:
+            graph_work.record_rest(progress)
+        level = f"{level}, {len(graph_work.graphs) + graph_work.num_later} CUDA graphs"
+    keep_kernels()
+    ready = _ready(model, pool, max_model_len, level, time.monotonic() - began)
+    logger.info("engine ready in %.1f s", ready.seconds)
     return Engine(
         scheduler,
         worker,
@@ -176,6 +150,21 @@ def _join(
         overlap=not limits.disable_overlap_schedule,
         forbid_jit=config.compile.jit_after_ready == "error",
         grammars=_grammars(model, config, vocab_size, eos_ids),
+        spare_work=graph_work,
+    )
+
+
+def _ready(
+    model: ServedModel, pool: PagePool, max_model_len: int, level: str, seconds: float
+) -> Ready:
+    return Ready(
+        max_model_len=max_model_len,
+        vocab_size=model.config.vocab_size,
+        num_pages=pool.num_pages,
+        block_size=pool.block_size,
+        seconds=seconds,
+        summary=f"{model.source.name} on {model.device} in {model.dtype_name}, "
+        f"{level}, KV cache of {pool.num_pages * pool.block_size} tokens",
     )
 
 
@@ -208,30 +197,3 @@ def _grammars(
         any_whitespace=not config.output.disable_any_whitespace,
     )
     return Grammars(compiler, vocab_size, eos_ids, pinned=model.device.type == "cuda")
-
-
-def _build_worker(
-    config: Config,
-    executable: Executable,
-    pending: PendingAttention,
-    groups: list[CacheGroup],
-    pool: PagePool,
-    max_model_len: int,
-    vocab_size: int,
-    eos_ids: frozenset[int],
-    progress: Progress,
-) -> tuple[Worker, int]:
-    """The worker, and how many CUDA graphs it has."""
-    device = pool.keys[0].device
-    slots = Slots(
-        *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
-        scratch_page=pool.scratch_page,
-    )
-    attention = pending.result(groups, pool, slots)
-    graphs = record_graphs(config, executable, attention, slots, progress)
-    compile_kernels(vocab_size, pool.keys[0].dtype, device)  # the cache's is the model's
-    keep_kernels()
-    worker = Worker(
-        executable, attention, slots, vocab_size=vocab_size, eos_ids=eos_ids, graphs=graphs
-    )
-    return worker, len(graphs) if graphs else 0

@@ -12,6 +12,7 @@ step sends nothing but the slots of its rows, and those only when they change.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -83,6 +84,8 @@ class DecodeGraphs:
             samples=torch.zeros(largest, dtype=torch.int64, device=device),
         )
         self._asked: RowParams | None = None
+        self.seen: Counter[int] = Counter()
+        """Steps so far, by their rows."""
 
     @torch.inference_mode()
     def record(self, size: int) -> None:
@@ -113,6 +116,7 @@ class DecodeGraphs:
         """Enqueue the forward of one token for each of `slots`: logits [R, V], lengths [R] and
         slots [R], all of which the next call overwrites. None: no graph is that large.
         """
+        self.seen[len(slots)] += 1
         size = padded_size(self.sizes, len(slots))
         if size is None:
             return None

@@ -56,6 +56,15 @@ class BatchRunner(Protocol):
     def check_device(self) -> None: ...
 
 
+class SpareWork(Protocol):
+    """What is done when nobody waits (`graph_work.GraphWork`)."""
+
+    @property
+    def num_later(self) -> int: ...
+    def may_record(self, is_idle: bool) -> bool: ...
+    def record_next(self) -> None: ...
+
+
 class Engine:
     """Requests in, deltas out; one thread. `ready` tells clients what is served. `forbid_jit`: a
     step that would have to compile something raises instead, and so ends the requests in it that
@@ -72,6 +81,7 @@ class Engine:
         overlap: bool,
         forbid_jit: bool = False,
         grammars: Grammars | None = None,
+        spare_work: SpareWork | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._worker = worker
@@ -80,6 +90,7 @@ class Engine:
         self._overlap = overlap
         self._forbid_jit = forbid_jit
         self._grammars = grammars
+        self._spare_work = spare_work
         self._in_flight: LaunchedStep | None = None
 
     @property
@@ -90,7 +101,12 @@ class Engine:
     def stats(self) -> Stats:
         stats = self._scheduler.stats
         num_waiting = stats.num_waiting + self._num_compiling
-        return msgspec.structs.replace(stats, num_waiting=num_waiting, jit=ledger.totals())
+        return msgspec.structs.replace(
+            stats,
+            num_waiting=num_waiting,
+            jit=ledger.totals(),
+            graphs_to_come=0 if self._spare_work is None else self._spare_work.num_later,
+        )
 
     @property
     def _num_compiling(self) -> int:
@@ -134,6 +150,20 @@ class Engine:
             self._grammars.wait(COMPILE_POLL_S)
         with ledger.serving(lambda: _shapes(batch), forbid=self._forbid_jit):
             return deltas + self._run(batch)
+
+    @property
+    def has_spare_work(self) -> bool:
+        """Is there something for `prepare` to do, whenever that may be?"""
+        return self._spare_work is not None and self._spare_work.num_later > 0
+
+    def prepare(self) -> bool:
+        """Do a piece of what makes later steps faster, if nobody waits; was there one?"""
+        work = self._spare_work
+        if work is None or self.stats.num_waiting or not work.may_record(not self.has_work):
+            return False
+        with ledger.rehearsing():
+            work.record_next()
+        return True
 
     def check(self) -> None:
         """Assert the invariants of queues, pages and prefix tree."""

@@ -22,8 +22,10 @@ def count_pages(
     useful_tokens: int,
     needed_tokens: int,
     device: torch.device,
+    reserved: int = 0,
 ) -> int:
-    """Pages of `cache.block_size` tokens, `page_bytes` each.
+    """Pages of `cache.block_size` tokens, `page_bytes` each. `reserved` bytes of the budget are for
+    other things.
 
     `useful_tokens` is the most that all running requests can hold. Raises ConfigError, with a value
     that works, if `needed_tokens` do not fit: one request of the asked length, or one token.
@@ -33,7 +35,7 @@ def count_pages(
         num_pages = -(-cache.max_total_tokens // size)
         source = f"--max-total-tokens {cache.max_total_tokens}"
     else:
-        budget = _budget(cache.gpu_memory_utilization, device)
+        budget = max(0, _budget(cache.gpu_memory_utilization, device) - reserved)
         num_pages = min(-(-useful_tokens // size), budget // page_bytes)
         source = f"{_mib(budget)} of memory for it"
     num_needed = -(-needed_tokens // size)
@@ -52,8 +54,8 @@ def _mib(num_bytes: int) -> str:
 
 
 def _budget(share: float, device: torch.device) -> int:
-    """Bytes for the pool, measured when the weights are in place. On a GPU the share is of all of
-    its memory and what lies outside is left for activations; on a CPU it is of what is free.
+    """Bytes for the pool and what is reserved, measured when the weights are in place. On a GPU the
+    share is of all of its memory; on a CPU it is of what is free.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

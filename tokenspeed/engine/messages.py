@@ -89,6 +89,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     jit: tuple[JitCount, ...] = ()
     """All compiles so far, those of the start included."""
+    graphs_to_come: int = 0
+    """CUDA graphs that are still to be recorded, when nobody waits."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):

@@ -62,7 +62,7 @@ class PieceGraphs:
     @torch.inference_mode()
     def record(self, size: int) -> None:
         """Record a size. Nothing of the engine's state changes: all tokens stand in scratch."""
-        query = self._slots.query(send(self._scratch_rows(size), self._slots.device), size)
+        query = self._slots.query(send(scratch_rows(self._slots, size), self._slots.device), size)
         step = device_step(query, query.slots.shape[0], size, self._slots.max_len)
         with forward_context(self._attention):
             self._attention.plan_device(step)
@@ -75,11 +75,13 @@ class PieceGraphs:
         size = padded_size(sorted(self._steps), num_tokens)
         return None if size is None else self._steps[size]
 
-    def _scratch_rows(self, size: int) -> list[tuple[int, int, int, bool]]:
-        """Rows of scratch with `size` tokens in all, none longer than a sequence may be."""
-        scratch, longest = self._slots.scratch, self._slots.max_len
-        counts = [min(longest, size - begin) for begin in range(0, size, longest)]
-        return [(scratch, count, 0, False) for count in counts]
+
+def scratch_rows(slots: Slots, total: int) -> list[tuple[int, int, int, bool]]:
+    """Rows for `Slots.query` that stand in scratch, with `total` tokens, none longer than a
+    sequence may be.
+    """
+    counts = (min(slots.max_len, total - begin) for begin in range(0, total, slots.max_len))
+    return [(slots.scratch, count, 0, False) for count in counts]
 
 
 def run_piecewise(graphs: PiecewiseForward, query: QueryTokens, rows: Tensor | None) -> Tensor:

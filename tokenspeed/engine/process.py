@@ -57,7 +57,8 @@ class Server:
         is_checked = False
         while True:
             stepping = self._engine.has_work
-            timeout_ms = 0 if stepping else None if is_checked else IDLE_CHECK_MS
+            is_busy = stepping or self._engine.has_spare_work
+            timeout_ms = 0 if is_busy else None if is_checked else IDLE_CHECK_MS
             messages = self._link.receive(timeout_ms)
             for client, message in messages:
                 if isinstance(message, Shutdown):
@@ -66,11 +67,13 @@ class Server:
             if stepping or self._engine.has_work:
                 self._post(self._engine.step())
                 is_checked = False
-            elif not messages and not is_checked:
+            elif not messages and not is_busy and not is_checked:
                 self._engine.check()
                 is_checked = True
             if stepping or self._outbox:
                 self._send()
+            if not messages and self._engine.prepare() and not self._engine.has_spare_work:
+                self._send()  # it is over: whoever asks for readiness with all graphs hears of it
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Abort):
@@ -149,7 +152,7 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
         link.announce(Loading(phase, detail))
 
     try:
-        engine = build_engine(launch.config, progress)
+        engine = build_engine(launch.config, progress, defer_graphs=True)
         gc.freeze()  # a collection that walks all that is here now takes 0.3 s, between two steps
     except (ModelError, ConfigError) as error:  # the front logs it
         link.announce(Failed(str(error), is_refusal=True))

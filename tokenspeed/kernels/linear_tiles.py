@@ -108,6 +108,9 @@ class TileTable(msgspec.Struct, frozen=True):
 _installed: dict[Site, tuple[Choice, ...]] = {}
 """For all models of the process: what is fast on this machine."""
 
+_asked: dict[Site, tuple[Choice, ...]] = {}
+"""What has been looked up."""
+
 
 @functools.cache
 def default_table() -> TileTable:
@@ -133,12 +136,18 @@ def uninstall() -> None:
 def choices_of(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple[Choice, ...]:
     """The choices for a site: installed, or measured beforehand, or by a rule."""
     site = Site(kind, num_rows, size, str(dtype).removeprefix("torch."))
-    if site in _installed:
-        return _installed[site]
-    for entry in default_table().entries:
-        if entry.site == site:
-            return entry.choices
-    return _assumed(site)
+    entries = default_table().entries
+    measured = next((entry.choices for entry in entries if entry.site == site), None)
+    choices = _installed.get(site, measured)
+    _asked[site] = _assumed(site) if choices is None else choices
+    return _asked[site]
+
+
+def token_limits() -> set[int]:
+    """The token counts up to which one choice holds and behind which the next begins, of all sites
+    that were asked for.
+    """
+    return {choice.max_tokens for choices in _asked.values() for choice in choices}
 
 
 def tile_for(

@@ -1,12 +1,14 @@
 """Routes that say what is served and how it goes: models, health, readiness, version, metrics.
 
 /health is about the process (200 with an empty body unless the engine is dead), /ready about new
-work (200 only when it would be taken; else 503 with the phase).
+work (200 only when it would be taken; else 503 with the phase). /ready?level=graphs also waits for
+the CUDA graphs that a server records when it is ready already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.routing import Route
@@ -14,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenspeed import __version__
 from tokenspeed.server.asgi import send_body, send_json
+from tokenspeed.server.errors import bad_request
 from tokenspeed.server.state import ServerState
 
 Handler = Callable[[ServerState, Scope, Send], Awaitable[None]]
@@ -32,6 +35,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class ModelList(msgspec.Struct, frozen=True):
     data: list[ModelCard]
     object: str = "list"
+
+
+READY_LEVELS = ("serving", "graphs")
+"""What /ready?level= may ask for: that requests are served, or also that all CUDA graphs exist."""
 
 
 class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,6 +78,14 @@ async def health(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 async def ready(state: ServerState, scope: Scope, send: Send) -> None:
+    level = parse_qs(scope["query_string"].decode("latin-1")).get("level", ["serving"])[-1]
+    if level not in READY_LEVELS:
+        raise bad_request(f"level is one of {', '.join(READY_LEVELS)}", "level")
+    graphs = state.client.stats.graphs_to_come if level == "graphs" else 0
+    if state.phase == "ready" and graphs:
+        answer = Readiness("loading", "graphs", f"{graphs} CUDA graphs to come")
+        await send_json(send, msgspec.json.encode(answer), 503, {"Retry-After": "5"})
+        return
     if state.phase == "ready":
         await send_json(send, msgspec.json.encode(Readiness("ready")))
         return

@@ -1,0 +1,119 @@
+"""What stands on the device: pages, slots, attention, CUDA graphs, and the worker that has them."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed.compile.runner import Executable
+from tokenspeed.engine.attention import PendingAttention
+from tokenspeed.engine.graph_work import GraphWork
+from tokenspeed.engine.kernel_warmup import warm_up_kernels
+from tokenspeed.engine.memory import count_pages
+from tokenspeed.engine.model import ServedModel
+from tokenspeed.engine.program import Progress
+from tokenspeed.engine.sampler import compile_kernels
+from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.trial import Needs, try_out
+from tokenspeed.engine.worker import Worker
+from tokenspeed.kernels.attention_torch import TorchAttention
+from tokenspeed.kv.pool import PagePool, bytes_per_page
+from tokenspeed.kv.specs import CacheGroup
+from tokenspeed.log import logger
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+def build_pool(
+    model: ServedModel,
+    executable: Executable,
+    groups: list[CacheGroup],
+    asked_model_len: int | None,
+    progress: Progress,
+) -> PagePool:
+    """The pool; it has to hold one request of the length that was asked for, if one was. Raises
+    ConfigError if it cannot.
+    """
+    config, needs = model.settings, _needs(model, executable, groups, progress)
+    block_size = config.cache.block_size
+    page_bytes = bytes_per_page(groups, block_size, model.dtype)
+    num_pages = count_pages(
+        config.cache,
+        page_bytes,
+        useful_tokens=config.scheduler.max_num_seqs * model.config.max_model_len,
+        needed_tokens=asked_model_len or 1,
+        device=model.device,
+        reserved=needs.total,
+    )
+    pool = PagePool(groups, num_pages, block_size, model.dtype, model.device)
+    how = "taken as it fills, at most" if model.device.type == "cpu" else "taken now"
+    logger.info(
+        "kv cache: room for %d tokens in %d pages; memory is %s: %d MiB (--max-total-tokens)",
+        *(num_pages * block_size, num_pages, how, num_pages * page_bytes // _MIB),
+    )
+    return pool
+
+
+def _needs(
+    model: ServedModel, executable: Executable, groups: list[CacheGroup], progress: Progress
+) -> Needs:
+    """What pages must leave room for: measured on a GPU, where memory is the engine's own."""
+    settings = model.settings
+    if model.device.type != "cuda" or settings.compile.attention_backend == "torch":
+        return Needs()
+    needs = try_out(
+        *(settings, executable, groups),
+        dtype=model.dtype,
+        device=model.device,
+        max_model_len=model.config.max_model_len,
+        progress=progress,
+    )
+    free, total = torch.cuda.mem_get_info(model.device)
+    outside = int((1.0 - settings.cache.gpu_memory_utilization) * total)
+    logger.info(
+        "memory of %.1f GiB: %.1f in use with the weights, %.1f for the largest step, %.1f for "
+        "CUDA graphs, %.1f left alone, %.1f for the kv cache",
+        *(total / _GIB, (total - free) / _GIB, needs.activations / _GIB, needs.graphs / _GIB),
+        *(outside / _GIB, max(0, free - outside - needs.total) / _GIB),
+    )
+    return needs
+
+
+def build_worker(
+    model: ServedModel,
+    executable: Executable,
+    pending: PendingAttention,
+    groups: list[CacheGroup],
+    pool: PagePool,
+    *,
+    max_model_len: int,
+    eos_ids: frozenset[int],
+    progress: Progress,
+) -> tuple[Worker, GraphWork | None]:
+    """The worker, and what there is to do about CUDA graphs, of which it has the first."""
+    config, device, vocab_size = model.settings, model.device, model.config.vocab_size
+    slots = Slots(
+        *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
+        scratch_page=pool.scratch_page,
+    )
+    attention = pending.result(groups, pool, slots)
+    work: GraphWork | None = None
+    if not isinstance(attention, TorchAttention) and device.type == "cuda":
+        assert config.scheduler.chunked_prefill_size is not None, "settled by resolve"
+        progress("kernels", "")
+        warm_up_kernels(
+            *(executable, attention, slots),
+            max_rows=config.scheduler.max_num_seqs,
+            token_budget=config.scheduler.chunked_prefill_size,
+        )
+        compile_kernels(vocab_size, pool.keys[0].dtype, device)  # the cache's is the model's
+        if (config.compile.level or 0) >= 2:
+            work = GraphWork(config, executable, attention, slots)
+            work.record_first(progress)
+    worker = Worker(
+        *(executable, attention, slots),
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        graphs=None if work is None else work.graphs,
+    )
+    return worker, work

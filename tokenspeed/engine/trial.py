@@ -1,0 +1,107 @@
+"""What a start on a GPU needs beside weights and KV pages, measured before there are pages.
+
+The largest step is run, and the largest graph of each kind recorded, on a cache of one page; then
+all of it is given back. What the driver says is gone meanwhile counts, so libraries' own memory is
+in it. The pages get what is left of the share of memory that the user grants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed.batch import forward_context
+from tokenspeed.compile.runner import Executable
+from tokenspeed.config import Config
+from tokenspeed.engine.graph_work import GraphWork
+from tokenspeed.engine.piece_graphs import scratch_rows
+from tokenspeed.engine.pinned import send
+from tokenspeed.engine.prefill_graphs import device_step
+from tokenspeed.engine.program import Progress
+from tokenspeed.engine.slots import Slots
+from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kv.pool import PagePool
+from tokenspeed.kv.specs import CacheGroup
+
+_SLACK = 256 << 20
+"""Bytes: what comes later and cannot be tried, as FlashInfer's workspaces and fragmentation."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """In bytes."""
+
+    activations: int = 0
+    """Of the largest step, with the state of all requests, and some slack."""
+    graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.graphs
+
+
+@torch.inference_mode()
+def try_out(
+    config: Config,
+    executable: Executable,
+    groups: list[CacheGroup],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    progress: Progress,
+) -> Needs:
+    """Run and record what is largest. Raises torch.OutOfMemoryError where even that has no room."""
+    progress("memory", "a trial of the largest step")
+    torch.cuda.empty_cache()
+    before = _free(device)
+    pool = PagePool(groups, 1, config.cache.block_size, dtype, device)
+    slots = Slots(
+        *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
+        scratch_page=pool.scratch_page,
+    )
+    attention = TritonAttention(groups, pool, slots.device_tables)
+    _run_largest(config, executable, attention, slots)
+    activations = before - _free(device) + _SLACK
+    graphs = 0
+    if (config.compile.level or 0) >= 2:
+        graphs = _graph_bytes(GraphWork(config, executable, attention, slots), device)
+    del attention, slots, pool
+    torch.cuda.empty_cache()
+    return Needs(activations, graphs)
+
+
+def _run_largest(
+    config: Config, executable: Executable, attention: TritonAttention, slots: Slots
+) -> None:
+    """A step of all tokens, every one of whose results is asked for, then logits of all rows."""
+    budget, max_rows = config.scheduler.chunked_prefill_size, config.scheduler.max_num_seqs
+    assert budget is not None, "settled by resolve"
+    query = slots.query(send(scratch_rows(slots, budget), slots.device), budget)
+    attention.plan_device(device_step(query, query.slots.shape[0], budget, slots.max_len))
+    with forward_context(attention):
+        hidden = executable.forward(executable.embed(query.ids), query.positions)
+    rows = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
+    logits = executable.head(hidden[rows]).float()
+    logits.clone().masked_fill_(logits > 0, 0.0)  # as penalties, bias and masks do
+
+
+def _graph_bytes(work: GraphWork, device: torch.device) -> int:
+    """The largest of each kind share their memory with all others, which then cost what one more
+    does.
+    """
+    before = _free(device)
+    work.record_first(lambda phase, detail: None)
+    after_first = _free(device)
+    if not work.num_later:
+        return before - after_first
+    num_later = work.num_later
+    work.record_next()
+    each = max(0, after_first - _free(device))
+    return before - after_first + each * num_later
+
+
+def _free(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    return torch.cuda.mem_get_info(device)[0]
