@@ -117,6 +117,27 @@ def test_chat_equals_golden_streamed_and_not(client: openai.OpenAI) -> None:
         assert usage.completion_tokens == 8
 
 
+def test_structured_output_is_valid_streamed_and_not(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}, "big": {"type": "boolean"}},
+        "required": ["city", "big"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    (whole,) = ask(client, response_format=form, max_tokens=150).choices
+    assert whole.finish_reason == "stop"
+    assert set(json.loads(whole.message.content)) == {"city", "big"}
+    chunks = list(ask(client, response_format=form, max_tokens=150, stream=True))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(pieces) == whole.message.content
+    bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "str"}}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="Invalid type: str"):
+            ask(client, response_format=bad, stream=stream)
+    assert ask(client).choices[0].message.content == ANSWER
+
+
 def test_completion_of_token_ids_with_logprobs(client: openai.OpenAI) -> None:
     golden = CAPITAL["runs"]["weights_bf16_compute_fp32"]["ids_ignore_eos"]
     answer = client.completions.create(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
 from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.engine.grammars import unpack
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.matcher import GrammarState, MaskFiller, num_words
@@ -133,6 +135,15 @@ def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
     state.rollback(len(output))
     assert state.is_thinking and allowed(state) == masks[0]
     assert state.sync(output[:5]) is None and allowed(state) == masks[5]
+
+
+def test_masks_are_unpacked_beside_logits() -> None:
+    words = np.random.default_rng(1).integers(-(2**31), 2**31, (5, 7), dtype=np.int32)
+    expected = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    for vocab in (193, 199, 224):
+        found = unpack(torch.from_numpy(words), torch.zeros(5, vocab))
+        assert found.dtype == torch.bool
+        assert np.array_equal(found.numpy(), expected[:, :vocab])
 
 
 def test_several_masks_at_once_are_those_of_each(table: TokenTable) -> None:
