@@ -123,7 +123,10 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_up_nobody() ->
     error = refused(await ask.chat(guided_regex="a"))
     assert "within 0.1 s (--grammar-compile-timeout-secs)" in error["message"]
     await ask.check_alive()
+    waiting = [ask.state.grammars.submit(StructuredOutputs(regex=f"b{i}")) for i in range(260)]
+    assert "Retry later" in refused(await ask.chat(guided_regex="c"), 429)["message"]
     gate.set()
+    assert all(each.result(20) for each in waiting)
     assert ask.state.grammars.compile(StructuredOutputs(regex="a")) is not None
     assert (await ask.chat(guided_regex="a")).status_code == 200
     await ask.http.aclose()

@@ -15,7 +15,7 @@ import msgspec
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.request import InvalidRequest
-from tokenspeed.server.errors import bad_request
+from tokenspeed.server.errors import bad_request, overloaded
 from tokenspeed.structured.compiler import GrammarCompiler, outcome
 
 FORMS = {
@@ -85,6 +85,8 @@ async def check_grammar(
         return
     demanding = (name for name, value in fields.items() if structured_outputs({name: value}))
     name = next(demanding, "tools")  # which have no field of their own for it
+    if compiler.is_full:
+        raise overloaded("Too many grammars wait to be compiled. Retry later.")
     compiling = compiler.submit(asked)
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(lambda future: future.exception())  # seen, however this ends

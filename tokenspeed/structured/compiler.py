@@ -24,7 +24,9 @@ THREADS = 2
 STACK_BYTES = 256 << 20
 """Of address space: what is not used is not there."""
 MAX_KEPT = 128
-MAX_KEPT_CHARS = 4 << 20
+MAX_KEPT_CHARS = 1 << 20
+"""Of all grammars that are kept: a large schema takes some 100 bytes of memory a character."""
+MAX_WAITING = 256
 
 _Key = tuple[str, str, bool]
 
@@ -63,6 +65,11 @@ class GrammarCompiler:
         self._kept: OrderedDict[_Key, Future[LLMatcher]] = OrderedDict()
         self._jobs: deque[tuple[_Key, StructuredOutputs, Future[LLMatcher]]] = deque()
         self._num_threads = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many grammars wait that a new one had better be asked for later."""
+        return len(self._jobs) >= MAX_WAITING
 
     def submit(self, asked: StructuredOutputs) -> Future[LLMatcher]:
         """The matcher at the beginning of its grammar, never to be moved (`deep_copy` it), or an

@@ -25,7 +25,8 @@ MAX_GBNF_RULES = 500
 _WHITE_SPACE = r"[ \t\n\r]{1,40}"
 """Between two tokens of JSON at most this much: a weak model would go on with it for ever."""
 _REHEARSED = 4
-_LIMITS = LLParserLimits(verbose_errors=False)
+_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+"""A state takes one or two kilobytes, and a grammar keeps those it came by."""
 
 
 def compile_grammar(
