@@ -155,7 +155,9 @@ def decide_kernel(  # type: ignore[no-untyped-def]
             at, mask = row * PARTS + part, part < PARTS
             tops = tl.load(best + at, mask=mask, other=float("-inf"))
             scores, tokens = proposals(noisy, proposal, row, PARTS, PARTS_BLOCK)
-            masses = tl.load(above + at, mask=mask, other=0.0)
+            masses = tl.zeros([PARTS_BLOCK], tl.float32)
+            if (k == 0) & (p < 1.0):  # of other rows nobody has weighed anything
+                masses = tl.load(above + at, mask=mask, other=0.0)
             if k > 0:  # there are no proposals yet
                 scores = tl.full([PARTS_BLOCK], float("-inf"), tl.float32)
             token = _in_row(
