@@ -20,6 +20,7 @@ from tokenspeed.engine.messages import Ready
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.on_device import build_pool, build_worker
 from tokenspeed.engine.program import Progress, obtain_program
+from tokenspeed.engine.sampler import compile_kernels
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool
@@ -51,6 +52,9 @@ def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = Fal
         attention = PendingAttention(model)
         with obtain_program(model, config) as pending:
             module = _load(model, progress)
+            if model.device.type == "cuda":  # while the program is compiled, if it has to be
+                with span("kernels.warmup"):
+                    compile_kernels(model.config.vocab_size, model.dtype, model.device)
             groups = cache_groups(model.family.cache_specs(model.config))
             obtained = pending.result(progress)
             if obtained.linear is not None:

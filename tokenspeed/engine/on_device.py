@@ -11,7 +11,6 @@ from tokenspeed.engine.kernel_warmup import warm_up_kernels
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.program import Progress
-from tokenspeed.engine.sampler import compile_kernels
 from tokenspeed.engine.slots import Slots
 from tokenspeed.engine.trial import Needs, try_out
 from tokenspeed.engine.worker import Worker
@@ -106,7 +105,6 @@ def build_worker(
             max_rows=config.scheduler.max_num_seqs,
             token_budget=config.scheduler.chunked_prefill_size,
         )
-        compile_kernels(vocab_size, pool.keys[0].dtype, device)  # the cache's is the model's
         if (config.compile.level or 0) >= 2:
             work = GraphWork(config, executable, attention, slots)
             work.record_first(progress)
