@@ -7,6 +7,7 @@ not wait.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from concurrent import futures
@@ -127,5 +128,12 @@ def unpack(masks: Tensor, logits: Tensor) -> Tensor:
     host (int32 [R, W]).
     """
     octets = masks.to(logits.device, non_blocking=True).view(torch.uint8)  # little-endian all over
-    bits = send([1 << bit for bit in range(8)], logits.device, torch.uint8)
-    return (octets[:, :, None] & bits).ne(0).flatten(1)[:, : logits.shape[1]]
+    allowed = _octet_table(logits.device).index_select(0, octets.flatten().int())
+    return allowed.view(torch.bool).view(len(masks), -1)[:, : logits.shape[1]]
+
+
+@functools.cache
+def _octet_table(device: torch.device) -> Tensor:
+    """Eight bools for each value of eight bits, as one int64: [256]."""
+    bits = [[value >> bit & 1 for bit in range(8)] for value in range(256)]
+    return send(bits, device, torch.uint8).view(torch.int64).flatten()
