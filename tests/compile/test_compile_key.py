@@ -70,9 +70,12 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     (package / "__init__.py").write_text("")
     (package / "layers.py").write_text("class Layer: pass\n")
     (package / "names.py").write_text("NAME = 1\n")
+    (package / "numbers.py").write_text("from .table import TABLE\nSCALE = 0.5\n")
+    (package / "table.py").write_text("TABLE = (1, 2)\n")
     (package / "other.py").write_text("class Other: pass\n")
     (package / "model.py").write_text(
-        "from zoo import names\nfrom zoo.layers import Layer\nclass Model(Layer): pass\n"
+        "from zoo import names\nfrom zoo.layers import Layer\nfrom zoo.numbers import SCALE\n"
+        "class Model(Layer): pass\nclass Twin(Layer): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     model = importlib.import_module("zoo.model").Model
@@ -93,13 +96,19 @@ def test_a_model_is_its_file_and_those_it_is_made_of(
 ) -> None:
     before = copy.deepcopy(own_model(""))
     assert {name for name in before["sources"] if name.startswith("zoo/")} == {
-        *("zoo/model.py", "zoo/layers.py", "zoo/names.py")
+        *("zoo/model.py", "zoo/layers.py", "zoo/names.py", "zoo/numbers.py", "zoo/table.py")
     }
     assert own_model("other.py") == before
-    for name in ("model.py", "layers.py", "names.py"):
+    for name in ("model.py", "layers.py", "names.py", "numbers.py", "table.py"):
         after = own_model(name)
         assert after != before
         before = after
+
+
+def test_two_models_of_a_file_differ(own_model: Callable[[str], key.Facts]) -> None:
+    here, there = own_model(""), facts_of(target(sys.modules["zoo.model"].Twin))
+    assert (here["compile"].pop("model"), there["compile"].pop("model")) == ("Model", "Twin")
+    assert here == there
 
 
 def test_a_family_is_no_fact_of_another() -> None:

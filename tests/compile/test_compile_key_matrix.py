@@ -87,6 +87,7 @@ MACHINE_FACTS: dict[str, tuple[Any, str, Any]] = {
     "machine.threads": (torch, "get_num_threads", lambda: 77),
     "machine.gpu": (torch.cuda, "get_device_name", lambda: "B300"),
     "compile.fuses_prologue": (TorchAttention, "fuses_prologue", True),
+    "compile.model": (key, "_name_of", lambda model: "Twin"),
 }
 """Fact -> the attribute that it is read from, and another value of it."""
 

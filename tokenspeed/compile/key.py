@@ -8,6 +8,7 @@ by file, so that a miss can name the one that was edited.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -87,6 +88,7 @@ def facts_of(target: Target) -> Facts:
         "layout": _layout_facts(target.layout),
         "sources": {name: _digest(path) for name, path in sorted(_sources(target))},
         "compile": {
+            "model": _name_of(target.model),
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": target.device.type,
             "fuses_prologue": target.fuses_prologue,
@@ -118,6 +120,11 @@ def _model_facts(config: Any) -> Facts:
     plain = {k: v for k, v in dataclasses.asdict(config).items() if k not in INERT_FIELDS}
     facts: Facts = json.loads(json.dumps(plain))  # tuples become lists, as in a file that is read
     return facts
+
+
+def _name_of(model: Callable[..., Any]) -> str:
+    """Which class of its file it is."""
+    return getattr(model, "__qualname__", "")
 
 
 def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
@@ -170,19 +177,36 @@ def _modules_of(first: ModuleType) -> list[ModuleType]:
     found = {first.__name__: first}
     waiting = [first]
     while waiting:
-        for alias, value in vars(waiting.pop()).items():
-            if alias.startswith("__"):  # Dynamo puts modules of what it traced there
-                continue
-            name = value.__name__ if isinstance(value, ModuleType) else _module_name(value)
+        module = waiting.pop()
+        for name in (*_modules_of_values(module), *_imported(module)):
             if package and name.startswith(f"{package}.") and name not in found:
                 found[name] = sys.modules[name]
                 waiting.append(found[name])
     return list(found.values())
 
 
-def _module_name(value: object) -> str:
-    name = getattr(value, "__module__", None)
-    return name if isinstance(name, str) else ""
+def _modules_of_values(module: ModuleType) -> Iterator[str]:
+    """Where the module's values come from, also through a module between; numbers do not say."""
+    for alias, value in vars(module).items():
+        if alias.startswith("__"):  # Dynamo puts modules of what it traced there
+            continue
+        name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+        if isinstance(name, str):
+            yield name
+
+
+def _imported(module: ModuleType) -> Iterator[str]:
+    """The modules that a module's source names."""
+    for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            parents = module.__name__.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name in sys.modules)
 
 
 def _digest(path: Path) -> str:
