@@ -16,7 +16,10 @@ MAX_LINES = 350
 MAX_FUNCTION_LINES = 50
 
 LAYERS = (
-    {"batch", "constraint", "request", "options", "config", "resolve", "log", "ledger", "spans"},
+    {
+        *("batch", "constraint", "request", "options", "config", "server_config", "resolve"),
+        *("log", "ledger", "spans"),
+    },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},
     {"compile", "speculative", "structured", "parsers"},

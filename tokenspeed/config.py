@@ -7,10 +7,11 @@ measured facts (page count) are results and stay out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.options import ConfigError, Option, Settings, option, options_of, suggest
+from tokenspeed.server_config import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,64 +231,6 @@ class OutputConfig(Settings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig(Settings):
-    """The HTTP face."""
-
-    host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on", low=0, high=65535)
-    api_key: tuple[str, ...] = option(
-        (), "key(s) that clients must send as Bearer token", secret=True
-    )
-    drain_timeout: float = option(
-        30.0,
-        "seconds that running requests get after SIGTERM",
-        aliases=("--shutdown-timeout",),
-        low=0.0,
-        high=86400.0,
-    )
-    engine_startup_timeout: float = option(
-        1800.0, "seconds until a start-up counts as failed", low=1.0, high=86400.0
-    )
-    max_request_bytes: int = option(
-        32 << 20, "largest request body in bytes", low=1024, high=1 << 32, suffixes=True
-    )
-    write_timeout: float = option(
-        60.0, "seconds a stream may make no progress before it is cut", low=1.0, high=86400.0
-    )
-    reasoning_parser: str = option(
-        "auto",
-        "how reasoning is told from the answer (--help=reasoning-parser lists the names); auto: by "
-        "the chat template; gpt-oss is always harmony",
-        choices=(
-            *("auto", "base", "qwen3", "qwen3_thinking", "kimi", "kimi_k25", "kimi_thinking"),
-            *("deepseek_r1", "deepseek_v31", "glm45", "step3", "minimax", "harmony"),
-            "passthrough",
-        ),
-    )
-    reasoning_field: str = option(
-        "reasoning_content",
-        "what a message's reasoning is called in answers",
-        choices=("reasoning_content", "reasoning", "both"),
-    )
-    tool_call_parser: str = option(
-        "auto",
-        "how tool calls are told from the answer (--help=tool-call-parser lists the names); auto: "
-        "by the chat template",
-        choices=(
-            *("auto", "hermes", "qwen", "qwen_coder", "kimik2", "deepseek31", "llama3", "json"),
-            *("harmony", "passthrough"),
-        ),
-    )
-    strict_fields: bool = option(
-        False, "refuse unknown request fields instead of ignoring them with a warning"
-    )
-    enable_log_requests: bool = option(False, "log one line a request")
-    log_level: str = option(
-        "info", "least severe messages shown", choices=("debug", "info", "warning", "error")
-    )
-
-
 GROUPS: dict[str, type[Settings]] = {
     "model": ModelConfig,
     "cache": CacheConfig,
@@ -313,7 +256,7 @@ class Config:
     scheduler: SchedulerConfig = SchedulerConfig()
     compile: CompileConfig = CompileConfig()
     output: OutputConfig = OutputConfig()
-    server: ServerConfig = ServerConfig()
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

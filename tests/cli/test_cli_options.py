@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenspeed.cli.values import from_words, from_yaml
-from tokenspeed.config import GROUPS, OPTIONS, Config, ModelConfig, ServerConfig, make_config
+from tokenspeed.config import GROUPS, OPTIONS, Config, ModelConfig, make_config
 from tokenspeed.options import ConfigError, Option, options_of
+from tokenspeed.server_config import ServerConfig
 
 NUMBERS = [option for option in OPTIONS.values() if option.kind in (int, float)]
 

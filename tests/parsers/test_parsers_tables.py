@@ -7,7 +7,6 @@ import itertools
 import pytest
 from parsed import parse, parts_of
 
-from tokenspeed.config import ServerConfig
 from tokenspeed.options import options_of
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.tables import (
@@ -19,6 +18,7 @@ from tokenspeed.parsers.tables import (
     choose_parsers,
     output_format,
 )
+from tokenspeed.server_config import ServerConfig
 
 TEMPLATES = [
     ("{{ '<think>\\n' }}{{ '<tool_call>' }}", "base", "hermes"),

@@ -12,9 +12,10 @@ from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
-from tokenspeed.config import OPTIONS, ServerConfig
+from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError, options_of
+from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.server.batch"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""

@@ -19,9 +19,10 @@ from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
 from tokenspeed.cli.values import from_words
-from tokenspeed.config import OPTIONS, ServerConfig
+from tokenspeed.config import OPTIONS
 from tokenspeed.log import setup_logging
 from tokenspeed.options import ConfigError, Option, Settings, option, options_of
+from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.bench.offline"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""

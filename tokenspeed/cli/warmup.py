@@ -15,9 +15,10 @@ from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
-from tokenspeed.config import OPTIONS, Config, ServerConfig
+from tokenspeed.config import OPTIONS, Config
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError, options_of
+from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.engine.warmup"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""

@@ -23,7 +23,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tokenspeed.config import Config, ServerConfig
+from tokenspeed.config import Config
 from tokenspeed.engine.messages import (
     Abort,
     Attach,
@@ -38,6 +38,7 @@ from tokenspeed.engine.messages import (
     ToEngine,
 )
 from tokenspeed.request import GenerateRequest, InvalidRequest, RequestDelta
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import span
 
 MAX_FOLDER_PATH = 90

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.config import ServerConfig
 from tokenspeed.constraint import StructuredOutputs, ToolCalls
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.json_calls import HERMES
@@ -17,6 +16,7 @@ from tokenspeed.parsers.tables import AUTO, choose_parsers, output_format
 from tokenspeed.server.errors import bad_request, unsupported
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_tools import ToolChoice, check_tools
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.messages import content_text
 from tokenspeed.text.text_side import TextSide
