@@ -89,6 +89,42 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
     await ask.check_alive()
 
 
+async def test_bodies_that_come_in_at_once_are_bounded_together() -> None:
+    """Eight of the largest size: one more that comes is refused, and nobody else."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, max_request_bytes=4096))
+    half = b'{"prompt": "x", "max_tokens": 2, "user": "' + b"y" * 4000
+    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": [], "root_path": ""}
+    go_on, statuses = asyncio.Event(), []
+
+    async def post(is_slow: bool) -> None:
+        parts = [half, b'"}']
+
+        async def receive() -> dict[str, Any]:
+            if len(parts) == 1 and is_slow:
+                await go_on.wait()
+            if not parts:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await ask.app(scope, receive, send)
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(post(True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await post(False)
+        assert statuses == [503]
+        go_on.set()
+    await post(False)
+    assert statuses == [503] + [200] * 9
+
+
 async def test_pings_while_nothing_comes(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "PING_AFTER_S", 0.02)
     ask.engine.gate.clear()

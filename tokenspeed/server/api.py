@@ -67,8 +67,10 @@ class ApiEndpoint:
         limits = state.config.server
         state.require_ready()  # before a body is read that nobody can serve
         with state.serving():
-            body = await read_json_body(scope, receive, limits.max_request_bytes)
-            request = api.parse(state, parse_json(body))
+            with state.bodies.share() as take:
+                body = await read_json_body(scope, receive, limits.max_request_bytes, take)
+                request = api.parse(state, parse_json(body))
+                del body
             if request.stream:
                 job = await api.prepare(state, request)
                 with job.place:

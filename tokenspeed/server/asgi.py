@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenspeed.server.errors import APIError
+from tokenspeed.server.errors import APIError, unavailable
 
 BODY_DEADLINE_S = 60.0
 DISCARD_S = 5.0
@@ -81,10 +81,39 @@ async def send_error(send: Send, error: APIError) -> None:
     await send_json(send, error.body(), error.status, error.headers)
 
 
-async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The body of a request with JSON. Raises APIError (415, 413, 408) or ClientGone.
+class BodyRoom:
+    """Memory for the bodies of all requests that are being read and parsed, `size` bytes."""
 
-    A missing content type is taken as JSON. The declared length is checked first, then what comes.
+    def __init__(self, size: int) -> None:
+        self._num_free = size
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A request's share: call what is given to take bytes, which are given back at the end.
+        Raises a 503 where none are left.
+        """
+        num_taken = 0
+
+        def take(count: int) -> None:
+            nonlocal num_taken
+            if count > self._num_free:
+                raise unavailable("Too many large requests come in at once.", "overloaded", 1)
+            num_taken += count
+            self._num_free -= count
+
+        try:
+            yield take
+        finally:
+            self._num_free += num_taken
+
+
+async def read_json_body(
+    scope: Scope, receive: Receive, max_bytes: int, take: Callable[[int], None]
+) -> bytes:
+    """The body of a request with JSON. Raises APIError (415, 413, 408, 503) or ClientGone.
+
+    A missing content type is taken as JSON. The declared length is checked first, then what comes,
+    for which there must be room (see `BodyRoom`).
     """
     kind = (header(scope, b"content-type") or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -94,12 +123,12 @@ async def read_json_body(scope: Scope, receive: Receive, max_bytes: int) -> byte
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
-            return await _read(receive, max_bytes)
+            return await _read(receive, max_bytes, take)
     except TimeoutError:
         raise APIError(408, f"The body took longer than {BODY_DEADLINE_S:g} s.") from None
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -110,6 +139,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        take(len(chunk))
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)

@@ -18,6 +18,7 @@ from tokenspeed import __version__
 from tokenspeed.config import Config
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.messages import Ready
+from tokenspeed.server.asgi import BodyRoom
 from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten, unavailable
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
@@ -26,6 +27,9 @@ from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.text_side import TextSide
+
+_LARGE_BODIES = 8
+"""How many bodies of the largest size may be on their way in at once."""
 
 
 class Stoppable(Protocol):
@@ -47,6 +51,7 @@ class ServerState:
         self.names = config.model.served_model_name or (config.model.model,)
         self.metrics = Metrics(self.names[0], __version__, client)
         self.offload = Offload()
+        self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
         self.created = int(time.time())
         self.draining = False
