@@ -66,6 +66,11 @@ class KernelHome:
             raise
         atexit.register(self.close)
 
+    @property
+    def num_kept(self) -> int:
+        """Kernels that need not be compiled again."""
+        return len(self._kept)
+
     def keep(self) -> list[str]:
         """Keep the kernels that are new here; their places. Never raises: without them the next
         start compiles again.

@@ -65,6 +65,11 @@ def use_kept_kernels(config: Config) -> None:
         flashinfer_builds.use_kept(home.builds)
 
 
+def has_kept_kernels() -> bool:
+    """Did the cache folder have some, so that few are left to compile?"""
+    return _home is not None and _home.num_kept > 0
+
+
 def keep_kernels() -> None:
     """Keep what was compiled so far; what comes later is kept when the process ends."""
     if _home is not None and (new := _home.keep()):

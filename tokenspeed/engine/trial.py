@@ -11,16 +11,20 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenspeed import ledger
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
+from tokenspeed.engine.device_kernels import has_kept_kernels
 from tokenspeed.engine.graph_work import GraphWork
+from tokenspeed.engine.kernel_warmup import warm_up_kernels
 from tokenspeed.engine.piece_graphs import scratch_rows
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.prefill_graphs import device_step
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.triton_jit import compiling_ahead
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup
 
@@ -62,6 +66,14 @@ def try_out(
         scratch_page=pool.scratch_page,
     )
     attention = TritonAttention(groups, pool, slots.device_tables)
+    if _lacks_kernels():
+        progress("kernels", "compiled on all cores")
+        with compiling_ahead():
+            warm_up_kernels(
+                *(executable, attention, slots),
+                max_rows=config.scheduler.max_num_seqs,
+                token_budget=config.scheduler.chunked_prefill_size or 1,
+            )
     _run_largest(config, executable, attention, slots)
     activations = before - _free(device) + _SLACK
     graphs = 0
@@ -70,6 +82,14 @@ def try_out(
     del attention, slots, pool
     torch.cuda.empty_cache()
     return Needs(activations, graphs)
+
+
+def _lacks_kernels() -> bool:
+    """Are there many to compile, as for a program that was compiled just now? Otherwise going
+    through all of them costs more than it saves.
+    """
+    is_new = any(each.kind == "inductor" and each.count for each in ledger.totals())
+    return is_new or not has_kept_kernels()
 
 
 def _run_largest(

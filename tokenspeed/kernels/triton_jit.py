@@ -7,9 +7,11 @@ while it decorates, so it has to be set before this file is imported.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "AsyncCompileMode",
     "assert_rows",
     "block_of",
+    "compiling_ahead",
     "gdc",
     "heads_of",
     "jit",
@@ -30,13 +33,22 @@ __all__ = [
     "tl",
 ]
 
-HAS_KERNELS = torch.version.cuda is not None or os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_KERNELS = torch.version.cuda is not None or INTERPRETED
+
+_only_compiles = False
 
 if HAS_KERNELS:
     import triton
     import triton.language as tl
     from triton import AsyncCompileMode
     from triton.language.extra.cuda import gdc
+
+    class _Kernel(triton.JITFunction):  # type: ignore[misc]
+        """One that is only compiled where `compiling_ahead` says so."""
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            return super().run(*args, grid=grid, warmup=warmup or _only_compiles, **options)
 
     if torch.version.cuda is not None:
         watch(triton.knobs)
@@ -48,7 +60,28 @@ def jit(kernel: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
     """Compile `kernel` when it is first launched. Of an integer argument named in `varying`, Triton
     shall not care whether it is 1 or a multiple of 16: it would compile a kernel for each case.
     """
-    return triton.jit(kernel, do_not_specialize=list(varying)) if HAS_KERNELS else kernel
+    if not HAS_KERNELS:
+        return kernel
+    if INTERPRETED:
+        return triton.jit(kernel, do_not_specialize=list(varying))
+    return _Kernel(kernel, do_not_specialize=list(varying))
+
+
+@contextlib.contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Launches meanwhile run nothing, and what they would have written is undefined: the kernels
+    that they need are compiled, on all cores at once, and are there in the end.
+    """
+    global _only_compiles
+    if INTERPRETED:
+        yield
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool, AsyncCompileMode(pool):
+        _only_compiles = True
+        try:
+            yield
+        finally:
+            _only_compiles = False
 
 
 def load_driver() -> object:
