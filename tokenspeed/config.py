@@ -26,9 +26,6 @@ class ModelConfig(Settings):
     )
     revision: str | None = option(None, "branch, tag or commit on the hub")
     download_dir: str | None = option(None, "where hub downloads are kept")
-    served_model_name: tuple[str, ...] = option(
-        (), "name(s) shown by the API (default: the model's)"
-    )
     load_format: str = option(
         "auto", "where weights come from", choices=("auto", "safetensors", "gguf", "dummy")
     )
@@ -102,17 +99,6 @@ class SchedulerConfig(Settings):
     disable_overlap_schedule: bool | None = option(
         None,
         "commit each step before the next is scheduled (default on a CPU)",
-    )
-    max_queued_requests: int = option(
-        4096, "waiting requests before new ones get 429", low=1, high=1 << 20
-    )
-    max_queued_tokens: int = option(
-        4 << 20,
-        "prompt tokens of all requests that run or wait before new ones get 429; each of the n "
-        "samples of a prompt counts",
-        low=1,
-        high=1 << 32,
-        suffixes=True,
     )
 
 

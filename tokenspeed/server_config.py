@@ -26,6 +26,20 @@ class ServerConfig(Settings):
     engine_startup_timeout: float = option(
         1800.0, "seconds until a start-up counts as failed", low=1.0, high=86400.0
     )
+    served_model_name: tuple[str, ...] = option(
+        (), "name(s) shown by the API (default: the model's)"
+    )
+    max_queued_requests: int = option(
+        4096, "waiting requests before new ones get 429", low=1, high=1 << 20
+    )
+    max_queued_tokens: int = option(
+        4 << 20,
+        "prompt tokens of all requests that run or wait before new ones get 429; each of the n "
+        "samples of a prompt counts",
+        low=1,
+        high=1 << 32,
+        suffixes=True,
+    )
     max_request_bytes: int = option(
         32 << 20, "largest request body in bytes", low=1024, high=1 << 32, suffixes=True
     )

@@ -207,7 +207,7 @@ def test_files_of_other_engines(tmp_path: Path) -> None:
         "compilation-config: {mode: 3}\nattention-backend: fa3\n"
     )
     resolved = resolve(file_of(tmp_path, text), {})
-    assert resolved.config.model.served_model_name == ("a", "b")
+    assert resolved.config.server.served_model_name == ("a", "b")
     assert resolved.config.cache.enable_prefix_caching
     assert len(resolved.notes) == 4
 

@@ -171,6 +171,9 @@ def test_options_that_do_not_exist_or_cannot_be(tiny_model: str) -> None:
         tiny_llm(tiny_model, blok_size=3)
     with pytest.raises(TypeError, match="'port': it is the server's"):
         tiny_llm(tiny_model, port=80)
+    for name in ("served_model_name", "max_queued_requests", "max_queued_tokens"):
+        with pytest.raises(TypeError, match=f"'{name}': it is the server's"):
+            tiny_llm(tiny_model, **{name: 1})
     with pytest.raises(ConfigError, match="block_size must be from 1"):
         tiny_llm(tiny_model, block_size=0)
     with pytest.raises(ConfigError, match=r"needs 256 tokens.*has 64.*--max-model-len to 64"):

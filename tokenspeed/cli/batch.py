@@ -41,7 +41,10 @@ _OWN = {
     "--concurrency N": "lines in work at once (default: twice --max-num-seqs)",
 }
 
-_OF_SERVER = ("engine_startup_timeout", "max_request_bytes", "strict_fields", "log_level")
+_OF_SERVER = (
+    *("engine_startup_timeout", "max_request_bytes", "strict_fields", "log_level"),
+    *("served_model_name", "max_queued_requests", "max_queued_tokens"),
+)
 _NOT_OURS = {option.name for option in options_of(ServerConfig)} - set(_OF_SERVER)
 
 COMMAND = Command(

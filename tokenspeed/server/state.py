@@ -48,7 +48,7 @@ class ServerState:
         self.config = config
         self.client = client
         self.text: TextSide | None = None
-        self.names = config.model.served_model_name or (config.model.model,)
+        self.names = config.server.served_model_name or (config.model.model,)
         self.metrics = Metrics(self.names[0], __version__, client)
         self.offload = Offload()
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
@@ -134,8 +134,9 @@ class ServerState:
         prompt in all, until the returned context ends. Raises a 429 if there is none now, a 400 if
         there never will be.
         """
-        limits = self.config.scheduler
-        capacity, room = limits.max_num_seqs + limits.max_queued_requests, limits.max_queued_tokens
+        limits = self.config.server
+        capacity = self.config.scheduler.max_num_seqs + limits.max_queued_requests
+        room = limits.max_queued_tokens
         if num_samples > capacity:
             raise bad_request(
                 f"The request asks for {num_samples} sequences; this server holds {capacity}.", "n"
