@@ -17,8 +17,8 @@ MAX_FUNCTION_LINES = 50
 
 LAYERS = (
     {
-        *("batch", "constraint", "request", "options", "config", "server_config", "resolve"),
-        *("log", "ledger", "spans"),
+        *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
+        *("resolve", "log", "ledger", "spans"),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},

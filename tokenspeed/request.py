@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tokenspeed.constraint import Constraint, StructuredOutputs
+from tokenspeed.timeline import Timeline, Timing
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -207,7 +208,7 @@ class RequestDelta(msgspec.Struct, kw_only=True):
 
     `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an
     end-of-sequence id. `prompt_logprobs` arrives once, with the first delta: one entry a prompt
-    token, the first None.
+    token, the first None. `timing` comes with the first token, when it has changed, and at the end.
     """
 
     request_id: str
@@ -218,6 +219,7 @@ class RequestDelta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    timing: Timing | None = None
 
 
 class State(enum.StrEnum):
@@ -267,6 +269,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def id(self) -> str:

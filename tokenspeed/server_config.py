@@ -74,6 +74,14 @@ class ServerConfig(Settings):
         False, "refuse unknown request fields instead of ignoring them with a warning"
     )
     enable_log_requests: bool = option(False, "log one line a request")
+    enable_log_request_stats: bool = option(
+        False, "log a record of tokens and times for each sample that ends"
+    )
+    metrics_compat: str = option(
+        "none",
+        "show metrics under these names too, for boards that exist",
+        choices=("none", "vllm"),
+    )
     log_level: str = option(
         "info", "least severe messages shown", choices=("debug", "info", "warning", "error")
     )

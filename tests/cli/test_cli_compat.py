@@ -117,7 +117,7 @@ def test_a_recipe_in_detail() -> None:
         "--attention-backend": "granted",
         "--moe-backend": "granted",
         "--sampling-backend": "granted",
-        "--enable-log-request-stats": "granted",
+        "--enable-log-request-stats": "works",
     }
     debugging = answers(RECIPES["debugging"])
     assert "refused" not in debugging.values()

@@ -13,7 +13,7 @@ import zmq.asyncio
 from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
 
 from tokenspeed.engine.client import EngineClient, merge
-from tokenspeed.engine.messages import Attach
+from tokenspeed.engine.messages import Attach, Stats
 from tokenspeed.request import (
     FinishReason,
     GenerateRequest,
@@ -21,6 +21,7 @@ from tokenspeed.request import (
     RequestDelta,
     TokenLogprob,
 )
+from tokenspeed.timeline import Timing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -101,10 +102,30 @@ async def test_a_slow_reader_gets_everything_merged(client: EngineClient, tiny_m
     assert outcome.prompt_logprobs is not None and len(outcome.prompt_logprobs) == 2
 
 
+async def test_times_and_steps_are_told(client: EngineClient) -> None:
+    told: list[tuple[Stats, Stats]] = []
+    client.on_stats = lambda before, after: told.append((before, after))
+    spec = request("timed", [15, 16, 17], max_tokens=5, ignore_eos=True)
+    deltas = [delta async for delta in client.generate(spec)]
+    await until(lambda: is_idle(client))
+    client.on_stats = None
+    first, last = deltas[0].timing, deltas[-1].timing
+    assert first is not None and last is not None
+    assert 0 < first.queue_s < 20 and 0 < first.prefill_s < 20
+    assert (last.queue_s, last.prefill_s) == (first.queue_s, first.prefill_s)
+    assert all(before.steps <= after.steps for before, after in told)
+    assert told[-1][1].scheduled_tokens - told[0][0].scheduled_tokens == 3 + 4
+
+
 async def test_merging_loses_nothing() -> None:
     parts = [
         RequestDelta(request_id="m", token_ids=[1], num_cached_tokens=8, prompt_logprobs=[None]),
-        RequestDelta(request_id="m", token_ids=[2], logprobs=[TokenLogprob(2, -0.5)]),
+        RequestDelta(
+            request_id="m",
+            token_ids=[2],
+            logprobs=[TokenLogprob(2, -0.5)],
+            timing=Timing(queue_s=1.0),
+        ),
         RequestDelta(request_id="m", finish_reason=FinishReason.STOP, stop_token=2),
     ]
     whole = merge(merge(parts[0], parts[1]), parts[2])
@@ -112,6 +133,7 @@ async def test_merging_loses_nothing() -> None:
     assert (whole.token_ids, whole.logprobs) == ([1, 2], [TokenLogprob(2, -0.5)])
     assert (whole.num_cached_tokens, whole.prompt_logprobs) == (8, [None])
     assert (whole.finish_reason, whole.stop_token) == ("stop", 2)
+    assert whole.timing == Timing(queue_s=1.0)
 
 
 async def test_a_hundred_disconnects_leave_nothing(client: EngineClient) -> None:

@@ -135,6 +135,7 @@ def test_one_fails_others_do_not_notice(
         Spreading: "the model produced NaN logits",
     }[faulty]
     assert found["victim"].error == message
+    assert engine.stats.nan_aborted == (faulty is Spreading)
     assert engine.stats.num_running == 0 and engine.stats.kv_usage == 0
     again = run(engine, [each for each in requests() if each.id != "victim"])
     check_bystanders(again, alone)

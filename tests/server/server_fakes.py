@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenspeed.server.state import ServerState
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
+from tokenspeed.timeline import Timing
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -56,6 +58,7 @@ class FakeClient:
 
     `answers[i]` replaces it for sample i. While `gate` is not set, requests wait without a token;
     `pause_s` is waited before each delta; after `die_after` deltas in all, the engine is dead.
+    `timing` comes with the first.
     """
 
     def __init__(self, answer: str = ANSWER) -> None:
@@ -70,7 +73,9 @@ class FakeClient:
         self.progress: Loading | None = None
         self.failure: str | None = None
         self.dead: type[EngineDead] = EngineDead
-        self.stats = Stats()
+        self.stats, self.stats_at = Stats(), time.monotonic()
+        self.on_stats: Any = None
+        self.timing: Timing | None = None
         self.answer, self.answers = answer, {}
         self.chunk, self.pause_s, self.die_after = 1, 0.0, -1
         self.gate = asyncio.Event()
@@ -135,7 +140,7 @@ class FakeClient:
         if params.prompt_logprobs is not None:
             scores = [scored(id, params.prompt_logprobs) for id in request.prompt_ids[1:]]
             deltas[0].prompt_logprobs = [None, *scores]
-        deltas[0].num_cached_tokens = 1
+        deltas[0].num_cached_tokens, deltas[0].timing = 1, self.timing
         deltas[-1].finish_reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         deltas[-1].stop_token = ids[-1] if stopped else None
         return deltas

@@ -208,11 +208,7 @@ TABLE: Table = {
         granted("--watchdog-timeout", "a dead engine is noticed at once and ends the server"),
         refused("--weight-version --weight-cache-mode", "weights are loaded once a start"),
         same("--disable-log-requests", "--no-enable-log-requests"),
-        same(
-            "--log-requests --enable-log-request-stats",
-            "--enable-log-requests",
-            why="a line with status and time; tokens and latencies are in /metrics",
-        ),
+        same("--log-requests", "--enable-log-requests"),
         only("--log-requests-level", "0", "one line a request, without its text; 0"),
         granted("--max-log-len", "requests are logged without their text"),
         granted("--uvicorn-log-level --log-level-http", "one log: --log-level"),

@@ -15,7 +15,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Literal
 
@@ -97,6 +98,7 @@ def merge(first: RequestDelta, second: RequestDelta) -> RequestDelta:
         logprobs=logprobs,
         prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
         num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+        timing=second.timing or first.timing,
     )
 
 
@@ -112,6 +114,10 @@ class EngineClient:
         self.ready: Ready | None = None
         self.failure: str | None = None
         self.stats = Stats()
+        self.stats_at = 0.0  # when they came, on the monotonic clock
+        self.on_stats: Callable[[Stats, Stats], None] | None = (
+            None  # told of those before, and these
+        )
         # What only the HTTP side needs, its keys above all, stays here.
         engine_side = ServerConfig(log_level=config.server.log_level)
         self._config = dataclasses.replace(config, server=engine_side)
@@ -254,7 +260,7 @@ class EngineClient:
             if self.state == "dead":
                 continue
             if isinstance(message, StepOutputs):
-                self.stats = message.stats
+                self._take_stats(message.stats)
                 for delta in message.deltas:
                     if (stream := self._streams.get(delta.request_id)) is not None:
                         stream.put(delta)
@@ -266,6 +272,11 @@ class EngineClient:
                 self._settled.set()
             else:
                 self._die(message.message, is_refusal=message.is_refusal)
+
+    def _take_stats(self, stats: Stats) -> None:
+        before, self.stats, self.stats_at = self.stats, stats, time.monotonic()
+        if self.on_stats is not None:
+            self.on_stats(before, stats)
 
     async def _watch(self) -> None:
         """Pass the engine's log on, then wait for its end."""

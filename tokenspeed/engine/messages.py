@@ -84,9 +84,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int = 0
     """Prompt tokens served from it."""
     preemptions: int = 0
+    nan_aborted: int = 0
+    """Requests ended because a result of theirs was no number."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0
+    scheduled_tokens: int = 0
+    """Tokens, of prompts and of output, that steps have been launched for."""
     jit: tuple[JitCount, ...] = ()
     """All compiles so far, those of the start included."""
     graphs_to_come: int = 0

@@ -21,7 +21,10 @@ from tokenspeed.batch import Batch, Row, RowResult, SlotStart, StepResult
 from tokenspeed.engine.acceptance import keep_prompt_logprobs, keep_tokens, make_delta
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.messages import Stats
+from tokenspeed.engine.pace import Pace
 from tokenspeed.engine.residents import Residents
+from tokenspeed.engine.sampler import ERRORS
+from tokenspeed.kernels.sample_rows import NOT_FINITE
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.request import (
     FinishReason,
@@ -78,7 +81,10 @@ class Scheduler:
         self._launched: deque[int] = deque()
         self._orders = itertools.count()
         self._num_steps = 0
+        self._pace = Pace()
+        self._num_scheduled_tokens = 0
         self._num_preemptions = 0
+        self._num_nan_aborted = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
 
@@ -98,7 +104,9 @@ class Scheduler:
             preemptions=self._num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generation_tokens,
+            nan_aborted=self._num_nan_aborted,
             steps=self._num_steps,
+            scheduled_tokens=self._num_scheduled_tokens,
         )
 
     def add(self, request: Request) -> None:
@@ -168,6 +176,7 @@ class Scheduler:
         Without steps in flight and with work left there is always a step: the oldest request either
         finds its pages or takes them from younger ones.
         """
+        self._pace.begin_plan()
         plan = _Plan(self._num_steps, self._token_budget)
         self._plan_decodes(plan)
         self._plan_prefills(plan)
@@ -175,7 +184,9 @@ class Scheduler:
         if not plan.rows:
             return None
         self._num_steps += 1
+        self._num_scheduled_tokens += self._token_budget - plan.budget
         self._launched.append(plan.step)
+        self._pace.launch()
         return Batch(step=plan.step, rows=plan.rows, starts=plan.starts)
 
     def commit(self, result: StepResult) -> list[RequestDelta]:
@@ -183,6 +194,7 @@ class Scheduler:
         batch = result.batch
         oldest = self._launched.popleft()
         assert batch.step == oldest, f"step {batch.step} came before step {oldest}"
+        self._pace.commit(batch, self._residents.running)
         deltas = []
         for row, outcome in zip(batch.rows, result.rows, strict=True):
             assert (row.slot, row.generation) == (outcome.slot, outcome.generation)
@@ -265,6 +277,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             request.move(State.PREFILLING)
+            request.timeline.schedule(self._pace.now)
             if request.num_preemptions == 0:
                 request.num_cached_tokens = admission.num_computed
             plan.starts.append(admission.start())
@@ -275,6 +288,7 @@ class Scheduler:
     ) -> RequestDelta | None:
         request = admission.request
         if outcome.error is not None:
+            self._num_nan_aborted += outcome.error == ERRORS[NOT_FINITE]
             request.finish_reason, request.error = FinishReason.ERROR, outcome.error
             self._end(request, State.FINISHED, admission)
             return make_delta(request, [])
@@ -295,6 +309,7 @@ class Scheduler:
         return make_delta(request, outcome.token_ids[:num_kept], logprobs)
 
     def _end_prefill(self, request: Request) -> None:
+        request.timeline.end_prefill(self._pace.now)
         if State.DECODING not in request.history:
             self._num_prompt_tokens += request.num_prompt
         if request.max_tokens == 0:
@@ -311,6 +326,7 @@ class Scheduler:
     def _preempt(self, admission: Admission) -> None:
         request = admission.request
         request.move(State.PREEMPTED)
+        request.timeline.preempt(self._pace.now)
         request.num_preemptions += 1
         self._num_preemptions += 1
         self._waiting.appendleft(request)

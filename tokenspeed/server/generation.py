@@ -15,6 +15,7 @@ from types import TracebackType
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
+from tokenspeed.server.request_stats import RequestTimer
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.output import OutputText, Sample, TextDelta
 from tokenspeed.text.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ class Generation:
         self._tokenizer = tokenizer
         self._requests = requests
         self._kept_ids = kept_ids
+        self._timers: list[RequestTimer] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._pieces: list[Piece] = []
         self._wake = asyncio.Event()
@@ -81,6 +83,7 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         self._exit.enter_context(self._state.generating(self))
+        self._timers = [self._state.request_timer(request) for request in self._requests]
         self._tasks = [
             asyncio.create_task(self._pump(index, request))
             for index, request in enumerate(self._requests)
@@ -99,6 +102,7 @@ class Generation:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
             self._exit.close()
+            self._count_prompts()
 
     @property
     def is_done(self) -> bool:
@@ -139,8 +143,15 @@ class Generation:
         for task in self._tasks:
             task.cancel()
 
+    def _count_prompts(self) -> None:
+        """The samples of a prompt follow each other."""
+        num_samples = 1 + max(request.sample_index for request in self._requests)
+        lens = [timer.num_generated for timer in self._timers]
+        for start in range(0, len(lens), num_samples):
+            self._state.metrics.prompt_ended(lens[start : start + num_samples])
+
     async def _pump(self, index: int, request: GenerateRequest) -> None:
-        timer = self._state.metrics.request_timer(len(request.prompt_ids))
+        timer = self._timers[index]
         waiting = contextlib.ExitStack()
         try:
             waiting.enter_context(self._state.first_token())
@@ -149,7 +160,7 @@ class Generation:
                 async for delta in deltas:
                     _raise_failure(delta)
                     new = output.push(delta)
-                    timer.tokens(len(new.token_ids))
+                    timer.push(delta, len(new.token_ids))
                     if new.token_ids:
                         waiting.close()
                     self._pieces.append(Piece(index, new, delta))

@@ -83,9 +83,9 @@ class Observe:
         status = await self._answer(scope, receive, answer)
         route = scope.get("route")
         path = route.path if route is not None else "unmatched"
-        self._metrics.http_request(path, scope["method"], status)
+        seconds = time.monotonic() - began
+        self._metrics.http_request(path, scope["method"], status, seconds)
         if self._log_requests:
-            seconds = time.monotonic() - began
             logger.info(
                 "%s %s %d %.3f s %s", scope["method"][:16], path, status, seconds, request_id
             )

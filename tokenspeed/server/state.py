@@ -18,11 +18,13 @@ from tokenspeed import __version__
 from tokenspeed.config import Config
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.messages import Ready
+from tokenspeed.request import GenerateRequest
 from tokenspeed.server.asgi import BodyRoom
 from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten, unavailable
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
+from tokenspeed.server.request_stats import RequestTimer
 from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.tokens import TokenTable, token_table
@@ -49,7 +51,7 @@ class ServerState:
         self.client = client
         self.text: TextSide | None = None
         self.names = config.server.served_model_name or (config.model.model,)
-        self.metrics = Metrics(self.names[0], __version__, client)
+        self.metrics = Metrics(config, self.names[0], __version__, client)
         self.offload = Offload()
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
@@ -162,6 +164,10 @@ class ServerState:
     def _occupy(self, num_samples: int, num_tokens: int) -> None:
         self.num_samples += num_samples
         self.num_prompt_tokens += num_tokens
+
+    def request_timer(self, request: GenerateRequest) -> RequestTimer:
+        is_logged = self.config.server.enable_log_request_stats
+        return RequestTimer(self.metrics, request, is_logged=is_logged)
 
     def first_token(self) -> contextlib.AbstractContextManager[object]:
         """The wait for the very first token is timed as the end of the start-up."""
