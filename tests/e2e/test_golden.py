@@ -1,30 +1,23 @@
-"""SmolLM2 against values that another implementation computed (tests/data/golden_smollm2.json).
-
-Two runs are compared, both in float32: the GGUF as it is, and a folder of bf16-rounded weights.
-Nothing here may be loosened because a case differs: the golden margins say how far ids are decided.
+"""SmolLM2 against the golden values: the GGUF as it is, a folder of bf16-rounded weights, and
+compiled pieces.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import struct
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from golden_smollm2 import (
+    BF16,
+    GGUF,
+    PROMPTS,
+    assert_golden_choices,
+    assert_golden_ids,
+    assert_golden_perplexity,
+    determined,
+)
 
 from tokenspeed import LLM, SamplingParams
-
-DATA = Path(__file__).parents[1] / "data"
-GOLDEN = json.loads((DATA / "golden_smollm2.json").read_text())
-PROMPTS = GOLDEN["prompts"]
-DECISIVE_NATS = 0.02
-"""A step whose two best tokens are closer than this is not determined by the weights alone."""
-
-GGUF, BF16 = "weights_gguf_fp32_compute_fp32", "weights_bf16_compute_fp32"
 
 RUNS = [
     pytest.param((GGUF, "smollm2"), id="gguf"),
@@ -52,42 +45,15 @@ def run(request: pytest.FixtureRequest) -> tuple[str, LLM]:
     return name, request.getfixturevalue(fixture)
 
 
-def determined(golden: dict[str, Any]) -> int:
-    """How many leading ids must be equal: through the first eos, or to the first undecided step."""
-    margins = golden["top2_margin"]
-    close = next((i for i, margin in enumerate(margins) if margin < DECISIVE_NATS), len(margins))
-    return close if golden["eos_at"] is None else min(close, golden["eos_at"] + 1)
-
-
-def free_running(count: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=0)
-
-
-def check_against(golden: dict[str, Any], token_ids: list[int], logprobs: list[Any]) -> None:
-    count = determined(golden)
-    assert token_ids[:count] == golden["ids_ignore_eos"][:count]
-    for step, expected in enumerate(golden.get("logprobs", [])[:count]):
-        assert logprobs[step].logprob == pytest.approx(expected, abs=1e-4), step
-
-
 @pytest.mark.parametrize("case", range(len(PROMPTS)))
 def test_ids_alone(run: tuple[str, LLM], case: int) -> None:
     name, llm = run
-    prompt = PROMPTS[case]
-    (output,) = llm.generate([prompt["prompt_ids"]], free_running(64), use_tqdm=False)
-    sample = output.outputs[0]
-    assert len(sample.token_ids) == 64 and sample.finish_reason == "length"
-    check_against(prompt["runs"][name], sample.token_ids, sample.logprobs)
+    assert_golden_ids(llm, name, [case])
 
 
 def test_ids_in_one_batch(run: tuple[str, LLM]) -> None:
     name, llm = run
-    ids = [prompt["prompt_ids"] for prompt in PROMPTS]
-    for prompt, output in zip(
-        PROMPTS, llm.generate(ids, free_running(64), use_tqdm=False), strict=True
-    ):
-        sample = output.outputs[0]
-        check_against(prompt["runs"][name], sample.token_ids, sample.logprobs)
+    assert_golden_ids(llm, name, list(range(len(PROMPTS))))
 
 
 @pytest.mark.parametrize("case", range(len(PROMPTS)))
@@ -112,35 +78,9 @@ def test_chat_text_and_first_token(run: tuple[str, LLM], case: int) -> None:
 @pytest.mark.parametrize("case", range(len(PROMPTS)))
 def test_teacher_forced(run: tuple[str, LLM], case: int) -> None:
     name, llm = run
-    prompt, golden = PROMPTS[case]["prompt_ids"], PROMPTS[case]["runs"][name]
-    ids = golden["ids_ignore_eos"]
-    params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=1)
-    (output,) = llm.generate([prompt + ids], params, use_tqdm=False)
-    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(prompt) + 64
-    decided = 0
-    for step, margin in enumerate(golden["top2_margin"]):
-        entry = output.prompt_logprobs[len(prompt) + step]
-        assert entry.token_id == ids[step]
-        if margin >= DECISIVE_NATS:
-            decided += 1
-            assert entry.top[0][0] == ids[step], step
-    assert decided >= 55
+    assert_golden_choices(llm, name, case)
 
 
 def test_perplexity(run: tuple[str, LLM]) -> None:
     name, llm = run
-    golden = GOLDEN["perplexity"]
-    text = (DATA / "hamlet_start.txt").read_text("ascii")
-    ids = llm.tokenizer.encode(text, add_special_tokens=False)[:4096]
-    assert ids[:16] == golden["first_16_ids"]
-    digest = hashlib.sha256(struct.pack("<4096I", *ids)).hexdigest()
-    assert digest == golden["sha256_of_4096_ids_as_uint32_le"]
-    windows = [ids[start : start + 1024] for start in range(0, 4096, 1024)]
-    params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
-    sums = [
-        -sum(entry.logprob for entry in output.prompt_logprobs[1:])
-        for output in llm.generate(windows, params, use_tqdm=False)
-    ]
-    expected = golden["runs"][name]
-    assert sums == pytest.approx(expected["window_nll_sum"], abs=0.5)
-    assert math.exp(sum(sums) / 4092) == pytest.approx(expected["perplexity"], abs=0.01)
+    assert_golden_perplexity(llm, name)

@@ -2,74 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from paged_cases import Case, Operands, operands
+from flashinfer_cases import attend, host_of, make, runs_flashinfer, spec_of
+from paged_cases import Case, operands
 
 from tokenspeed.kernels import kv_store, paged_prefill
-from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, GroupPrefill, Prefill
-from tokenspeed.kernels.attention_step import AttentionStep
+from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, GroupPrefill
 from tokenspeed.kernels.attention_triton import TritonAttention
-from tokenspeed.kernels.device_step import DeviceStep
-from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill_name
-from tokenspeed.kv.specs import CacheGroup, FullAttention
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
-
-
-def is_hopper() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not (is_hopper() and is_installed() and is_built(prefill_name(BF16, 128))),
+        not runs_flashinfer(),
         reason="needs a GPU of compute capability 9.0, flashinfer and its built kernels",
     ),
     pytest.mark.filterwarnings("ignore"),  # of what FlashInfer imports
 ]
-
-
-def make() -> Prefill:
-    library = importlib.import_module("tokenspeed.kernels.flashinfer_prefill")
-    made: Prefill = library.make_prefill(CUDA)
-    return made
-
-
-def spec_of(case: Case) -> FullAttention:
-    return FullAttention(
-        num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.size,
-        scale=case.size**-0.5,
-    )
-
-
-def host_of(given: Operands, num_decodes: int) -> AttentionStep:
-    step, table = given.step, given.layer.table.cpu().long()
-    starts = (step.query_starts[num_decodes:] - num_decodes).tolist()
-    slots = step.slots[num_decodes:].tolist()
-    lengths = step.context_lens[num_decodes:].tolist()
-    return AttentionStep(starts, lengths, [[table[slot] for slot in slots]])
-
-
-def attend(backend: type[TritonAttention], case: Case, own: Operands, step: DeviceStep) -> Any:
-    group = CacheGroup(spec_of(case), (0,))
-    pool: Any = SimpleNamespace(keys=[own.layer.keys], values=[own.layer.values])
-    if issubclass(backend, FlashInferAttention):
-        attention: TritonAttention = backend([group], pool, [own.layer.table], make)
-    else:
-        attention = backend([group], pool, [own.layer.table])
-    attention.plan_device(step)
-    if own.prologue is None:
-        return attention.attend(own.q, own.k, own.v, 0, None)
-    return attention.attend_fused(own.q, own.k, own.v, 0, None, own.prologue)
 
 
 CASES = [

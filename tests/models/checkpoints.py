@@ -39,6 +39,18 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
 }
 
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-mha-wide-heads": ("llama", {"num_key_value_heads": 4, "head_dim": 24}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+}
+"""Name -> family, and what its config.json says beside the sizes."""
+
 
 def write_checkpoint(folder: Path, family: str, **fields: Any) -> Path:
     """A folder with random weights. `fields` stand in config.json word for word."""
@@ -59,17 +71,20 @@ def write_checkpoint(folder: Path, family: str, **fields: Any) -> Path:
     return folder
 
 
-def load_reference(folder: Path, family: str) -> Callable[[list[int]], Tensor]:
+def load_reference(
+    folder: Path, family: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Callable[[list[int]], Tensor]:
     """transformers' logits [T, V] of one whole sequence."""
     model = (
         FAMILIES[family][1]
-        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .from_pretrained(folder, dtype=dtype, attn_implementation="eager")
         .eval()
+        .to(device)
     )
 
     @torch.no_grad()
     def logits(ids: list[int]) -> Tensor:
-        return model(torch.tensor([ids])).logits[0]
+        return model(torch.tensor([ids], device=device)).logits[0]
 
     return logits
 

@@ -9,21 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import load_ours, load_reference, random_ids, write_checkpoint
+from checkpoints import VARIANTS, load_ours, load_reference, random_ids, write_checkpoint
 from torch import Tensor
 
 TOLERANCE = 1e-4
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-mha-wide-heads": ("llama", {"num_key_value_heads": 4, "head_dim": 24}),
-    "qwen2": ("qwen2", {}),
-    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
-    "qwen3": ("qwen3", {"head_dim": 32}),
-    "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
-}
 
 LONG = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
