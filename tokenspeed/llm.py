@@ -28,15 +28,15 @@ from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.interrupts import hold_interrupts
 from tokenspeed.log import logger
 from tokenspeed.options import options_of, suggest
+from tokenspeed.outputs import CompletionOutput, RequestOutput
 from tokenspeed.request import (
     MAX_SEED,
-    CompletionOutput,
     GenerateRequest,
     InvalidRequest,
     RequestDelta,
-    RequestOutput,
     SamplingParams,
 )
+from tokenspeed.text.bad_words import with_bad_tokens
 from tokenspeed.text.output import OutputText, Sample
 from tokenspeed.text.text_side import load_text_side
 from tokenspeed.text.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ class LLM:
             raise InvalidRequest("stop strings need a tokenizer, but skip_tokenizer_init is set")
         for asked in {each.structured_outputs for each in params if each.structured_outputs}:
             self.engine.check_grammar(asked)
-        return params
+        return [with_bad_tokens(each, self._text.tokenizer) for each in params]
 
     def _generate(
         self,

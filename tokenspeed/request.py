@@ -1,14 +1,12 @@
 """What is asked of the engine and what comes back: the nouns that every layer shares.
 
 `GenerateRequest` and `RequestDelta` travel between processes (typed msgpack), `Request` is the
-engine's own record of one sequence, `RequestOutput` is what `LLM` hands to a caller. Nothing here
-imports torch.
+engine's own record of one sequence. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +19,10 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
 MAX_BIAS_ENTRIES = 1024
+MAX_ALLOWED_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 128
+MAX_BAD_WORD_TOKENS = 128
 MAX_SAMPLES = 128
 MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 63) - 1
@@ -51,6 +53,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     k likeliest. Log-probabilities are those of the model's distribution, before temperature,
     penalties, bias and masks. Presence and frequency penalties count generated tokens, repetition
     also counts the prompt. `structured_outputs` demands a form of the output.
+
+    `allowed_token_ids` are the only ones that are sampled. `bad_token_ids` are sequences that are
+    never generated: the last token of one is banned where the others stand before it in the
+    output. `bad_words` are such sequences as text (`text.bad_words` turns them into ids).
     """
 
     n: int = 1
@@ -69,6 +75,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -100,20 +109,45 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         name,
                     )
         for name, most in _MOST_ENTRIES.items():
-            if len(getattr(self, name)) > most:
+            if len(getattr(self, name) or ()) > most:
                 raise InvalidRequest(f"{name} takes at most {most} entries", name)
         if any(not 0 < len(text) <= MAX_STOP_CHARS for text in self.stop):
             raise InvalidRequest(f"each stop string has 1 to {MAX_STOP_CHARS} characters", "stop")
+        self._check_bans()
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(
                     f"logit_bias of {token} must be from -100 to 100, got {bias}", "logit_bias"
                 )
 
+    def _check_bans(self) -> None:
+        if any(not 0 < len(word.strip()) <= MAX_BAD_WORD_CHARS for word in self.bad_words):
+            raise InvalidRequest(
+                f"each bad word has 1 to {MAX_BAD_WORD_CHARS} characters", "bad_words"
+            )
+        if any(not 0 < len(ids) <= MAX_BAD_WORD_TOKENS for ids in self.bad_token_ids):
+            raise InvalidRequest(
+                f"each bad word has 1 to {MAX_BAD_WORD_TOKENS} tokens", "bad_words"
+            )
+        if self.allowed_token_ids is None:
+            return
+        if not self.allowed_token_ids:
+            raise InvalidRequest(
+                "allowed_token_ids is empty: no token could be sampled", "allowed_token_ids"
+            )
+        if set(self.allowed_token_ids) <= {ids[0] for ids in self.bad_token_ids if len(ids) == 1}:
+            raise InvalidRequest("bad_words ban all of allowed_token_ids", "bad_words")
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidRequest if an id stands outside the model's vocabulary."""
-        for name in ("logit_bias", "stop_token_ids"):
-            for token in getattr(self, name):
+        named = {
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_token_ids": [token for ids in self.bad_token_ids for token in ids],
+        }
+        for name, tokens in named.items():
+            for token in tokens:
                 if not 0 <= token < vocab_size:
                     raise InvalidRequest(
                         f"{name} names token {token}, but the vocabulary has {vocab_size} tokens",
@@ -150,6 +184,9 @@ _MOST_ENTRIES = {
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_IDS,
     "logit_bias": MAX_BIAS_ENTRIES,
+    "allowed_token_ids": MAX_ALLOWED_IDS,
+    "bad_words": MAX_BAD_WORDS,
+    "bad_token_ids": 2 * MAX_BAD_WORDS,
 }
 
 
@@ -300,36 +337,3 @@ class Request:
         assert state in _MOVES[self.state], f"request {self.id}: {self.history} -> {state}"
         self.state = state
         self.history.append(state)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompletionOutput:
-    """One finished sample. `token_ids` include the end-of-sequence id that ended it; `text` does
-    not.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: str | int | None = None
-    logprobs: list[TokenLogprob] | None = None
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Sum of the chosen tokens' log-probabilities; NaN unless `logprobs` was asked for."""
-        if self.logprobs is None:
-            return math.nan
-        return sum(entry.logprob for entry in self.logprobs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestOutput:
-    """What `LLM.generate` returns for one prompt."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    num_cached_tokens: int = 0

@@ -18,10 +18,15 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "logit_bias": {7: 4.0}},
     {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4},
-    {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "logprobs": 0},
+    {"temperature": 0.8, "top_k": 9, "logprobs": 0, "allowed_token_ids": tuple(range(9, 99))},
     {"min_tokens": 9, "logit_bias": {7: 30.0}, "prompt_logprobs": 2},
     {"temperature": 1.5, "min_p": 0.02, "logit_bias": {17: -100.0, 60: 2.5}, "logprobs": None},
-    {"stop_token_ids": tuple(range(40, 60)), "logprobs": 20},
+    {
+        "stop_token_ids": tuple(range(40, 60)),
+        "logprobs": 20,
+        "top_p": 0.9,
+        "bad_token_ids": tuple((first, second) for first in range(8, 99) for second in (7, 61)),
+    },
     {"temperature": 1.0, "frequency_penalty": 1.5, "ignore_eos": True, "prompt_logprobs": 0},
 ]
 

@@ -226,6 +226,10 @@ def test_texts_stop_strings_and_chats(smollm2: LLM) -> None:
     (one,) = smollm2.chat(conversation, free)
     assert one.outputs[0].text == "The capital of France is Paris."
     assert [each.outputs for each in smollm2.chat([conversation] * 2, free)] == [one.outputs] * 2
+    without = SamplingParams(temperature=0.0, max_tokens=9, bad_words=("Paris",))
+    (other,) = smollm2.chat(conversation, without)
+    assert other.outputs[0].text.startswith("The capital of France is")
+    assert "Paris" not in other.outputs[0].text
     (more,) = smollm2.chat(
         [*conversation, {"role": "assistant", "content": "The capital of"}],
         free,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sampler_cases import EOS, draw, start
 
 from tokenspeed.batch import SlotStart
-from tokenspeed.kernels.sample_rows import OK
+from tokenspeed.kernels.sample_rows import NO_TOKEN, OK
 
 # The reference: one row, plain numpy and Python, float64.
 
@@ -47,7 +47,12 @@ def reference_scores(logits: np.ndarray, row: SlotStart) -> np.ndarray:
     if len(output) < params.min_tokens:
         for token in EOS | set(params.stop_token_ids):
             scores[token] = -math.inf
-    if params.temperature == 0.0:
+    if params.allowed_token_ids is not None:
+        scores[[token not in params.allowed_token_ids for token in range(len(scores))]] = -math.inf
+    for *beginning, last in params.bad_token_ids:
+        if output[len(output) - len(beginning) :] == beginning:
+            scores[last] = -math.inf
+    if params.temperature == 0.0 or scores.max() == -math.inf:
         return scores
     scores = (scores - scores.max()) / params.temperature
     if 0 < params.top_k < len(scores):
@@ -67,6 +72,7 @@ def reference_scores(logits: np.ndarray, row: SlotStart) -> np.ndarray:
 
 def params_strategy() -> st.SearchStrategy[dict[str, Any]]:
     tokens = st.integers(0, 30)
+    few = st.lists(st.integers(0, 3), min_size=2, max_size=4)  # of few tokens: often matched
     return st.fixed_dictionaries(
         {"temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]), "seed": st.integers(0, 2**63 - 1)},
         optional={
@@ -79,6 +85,8 @@ def params_strategy() -> st.SearchStrategy[dict[str, Any]]:
             "logit_bias": st.dictionaries(tokens, st.floats(-100.0, 100.0), max_size=4),
             "min_tokens": st.integers(0, 8),
             "stop_token_ids": st.lists(tokens, max_size=3).map(tuple),
+            "allowed_token_ids": st.lists(tokens, min_size=4, max_size=20).map(tuple),
+            "bad_token_ids": st.lists(few.map(tuple), max_size=6).map(tuple),
             "sample_index": st.integers(0, 127),
         },
     )
@@ -90,7 +98,8 @@ def batches(draw_value: st.DrawFn) -> tuple[np.ndarray, list[SlotStart]]:
     count = draw_value(st.integers(1, 6))
     starts = []
     for slot in range(count):
-        history = draw_value(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+        history_tokens = st.integers(0, 3) | st.integers(0, 30)
+        history = draw_value(st.lists(history_tokens, min_size=1, max_size=12))
         num_prompt = draw_value(st.integers(1, len(history)))
         starts.append(start(slot, history, num_prompt, **draw_value(params_strategy())))
     random = np.random.default_rng(draw_value(st.integers(0, 2**32)))
@@ -104,6 +113,9 @@ def test_equals_the_reference(batch: tuple[np.ndarray, list[SlotStart]]) -> None
     found = draw(logits, starts)
     for i, row in enumerate(starts):
         scores = reference_scores(logits[i].astype(np.float32), row)
+        if scores.max() == -math.inf:
+            assert found.status[i] == NO_TOKEN
+            continue
         assert found.status[i] == OK
         # Float32 may decide ties, and cuts at the last kept token, otherwise than float64.
         gap = scores.max() - scores[found.ids[i]]

@@ -100,19 +100,6 @@ async def test_logprobs_limits(
             assert "20" in error["message"] or "logprobs: true" in error["message"] or path == CHAT
 
 
-UNSUPPORTED = {
-    "tools": [{"type": "function", "function": {"name": "w"}}],
-    "functions": [{"name": "w"}],
-    "suffix": "x",
-    "allowed_token_ids": [1],
-    "bad_words": ["a"],
-    "chat_template": "{{ 1 }}",
-    "use_beam_search": True,
-    "best_of": 2,
-    "truncate_prompt_tokens": 5,
-    "modalities": ["text", "audio"],
-    "priority": 1,
-}
 HARMLESS = {
     "tools": [],
     "tool_choice": "none",
@@ -128,16 +115,6 @@ HARMLESS = {
     "priority": 0,
     "length_penalty": 1.0,
 }
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-async def test_known_but_unsupported_fields_are_refused(ask: Asker, name: str) -> None:
-    for answer in (
-        await ask.chat(**{name: UNSUPPORTED[name]}),
-        await ask.completion(**{name: UNSUPPORTED[name]}),
-    ):
-        error = refused(answer)
-        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
 async def test_harmless_forms_of_them_are_taken(ask: Asker) -> None:

@@ -1,7 +1,8 @@
-"""What changes logits before temperature: penalties, bias, and the ban on ending too early.
+"""What changes logits before temperature: penalties, bias, and bans of tokens.
 
 Work is done only for the rows that ask for it, and each row by itself. Order: repetition, presence
-and frequency penalties, bias, then the `min_tokens` ban. Repetition counts prompt and output
+and frequency penalties, bias, then bans: of all but `allowed_token_ids`, of the last tokens of bad
+words, and of ending before `min_tokens`. Repetition counts prompt and output
 (positive logits are divided, negative ones multiplied); presence and frequency count output only.
 """
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.batch import SlotStart
+from tokenspeed.engine.bad_words import BadWords, find_bad_words
 from tokenspeed.engine.pinned import send
 from tokenspeed.request import SamplingParams
 
@@ -57,11 +59,28 @@ class _Entries:
 
 
 @dataclass(frozen=True)
+class _Allowed:
+    """The p `rows` [p] in which few tokens may be sampled: `ids` [m] in the rows' `places` [m]."""
+
+    rows: Tensor
+    places: Tensor
+    ids: Tensor
+
+    def apply(self, logits: Tensor) -> None:
+        part = logits[self.rows]
+        kept = torch.full_like(part, -math.inf)
+        kept[self.places, self.ids] = part[self.places, self.ids]
+        logits[self.rows] = kept
+
+
+@dataclass(frozen=True)
 class LogitEdits:
     """The edits of one step's sampled rows."""
 
     penalties: _Penalties | None
     bias: _Entries | None
+    allowed: _Allowed | None
+    bad_words: BadWords | None
     bans: _Entries | None
     """`values` is the number of tokens that a row must have before it may end."""
 
@@ -73,6 +92,10 @@ class LogitEdits:
             self.penalties.apply(logits, tokens, lengths)
         if self.bias is not None:
             logits[self.bias.rows, self.bias.ids] += self.bias.values
+        if self.allowed is not None:
+            self.allowed.apply(logits)
+        if self.bad_words is not None:
+            self.bad_words.apply(logits, tokens, lengths)
         if self.bans is not None:
             rows, ids = self.bans.rows, self.bans.ids
             early = lengths[rows] < self.bans.values
@@ -86,10 +109,14 @@ def make_edits(
     edits = LogitEdits(
         penalties=_penalties(starts, device),
         bias=_bias(starts, device),
+        allowed=_allowed(starts, device),
+        bad_words=find_bad_words(starts, device),
         bans=_bans(starts, eos_ids, device),
     )
-    nothing = edits.penalties is None and edits.bias is None and edits.bans is None
-    return None if nothing else edits
+    return None if edits == _NO_EDITS else edits
+
+
+_NO_EDITS = LogitEdits(penalties=None, bias=None, allowed=None, bad_words=None, bans=None)
 
 
 def _is_penalised(params: SamplingParams) -> bool:
@@ -126,6 +153,18 @@ def _bias(starts: Sequence[SlotStart], device: torch.device) -> _Entries | None:
         for token, bias in start.params.logit_bias.items()
     ]
     return _entries(found, torch.float32, device)
+
+
+def _allowed(starts: Sequence[SlotStart], device: torch.device) -> _Allowed | None:
+    asked = [(i, start.params.allowed_token_ids) for i, start in enumerate(starts)]
+    rows = [(i, ids) for i, ids in asked if ids is not None]
+    if not rows:
+        return None
+    return _Allowed(
+        rows=send([i for i, _ in rows], device),
+        places=send([place for place, (_, ids) in enumerate(rows) for _ in ids], device),
+        ids=send([token for _, ids in rows for token in ids], device),
+    )
 
 
 def _bans(

@@ -28,6 +28,7 @@ from tokenspeed.server.generation import Generation, UsageCount
 from tokenspeed.server.offload import Overfull, Overrun
 from tokenspeed.server.protocol import SamplingFields
 from tokenspeed.server.state import ServerState
+from tokenspeed.text.bad_words import with_bad_tokens
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -82,9 +83,7 @@ def make_job(
 ) -> Job:
     """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the ids."""
     ready, text = state.require_ready()
-    params.check_vocabulary(ready.vocab_size)
-    if params.stop and text.tokenizer is None:
-        raise unsupported("stop", "this server runs without a tokenizer; use stop_token_ids")
+    params = _settle(params, ready, text.tokenizer)
     num_sequences = len(prompts) * params.n
     if num_sequences > MAX_SEQUENCES:
         raise bad_request(
@@ -92,6 +91,8 @@ def make_job(
             f"at most {MAX_SEQUENCES} are taken",
             "n",
         )
+    room = ready.max_model_len - (params.max_tokens or default_max_tokens or 1)
+    prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
     limited = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
     model = state.model_name(fields.model)
     num_tokens = sum(len(prompt.ids) for prompt in prompts) * params.n
@@ -120,6 +121,28 @@ def make_job(
         tokenizer=text.tokenizer,
         place=place,
     )
+
+
+def _settle(params: SamplingParams, ready: Ready, tokenizer: Tokenizer | None) -> SamplingParams:
+    """`params` with ids in place of bad words. Raises APIError or InvalidRequest for tokens that
+    the model has not, or that leave nothing to be sampled.
+    """
+    params = with_bad_tokens(params, tokenizer)
+    params.check_vocabulary(ready.vocab_size)
+    if params.stop and tokenizer is None:
+        raise unsupported("stop", "this server runs without a tokenizer; use stop_token_ids")
+    ends = set(params.stop_token_ids)
+    if tokenizer is not None and not params.ignore_eos:
+        ends |= tokenizer.eos_token_ids
+    if params.min_tokens and params.allowed_token_ids and set(params.allowed_token_ids) <= ends:
+        raise bad_request("min_tokens: all of allowed_token_ids end the output", "min_tokens")
+    return params
+
+
+def _truncate(prompt: Prompt, kept: int | None, room: int) -> Prompt:
+    """The last `kept` tokens of a prompt; -1: as many as there is room for."""
+    kept = room if kept == -1 else kept
+    return prompt if kept is None or len(prompt.ids) <= kept else Prompt(ids=prompt.ids[-kept:])
 
 
 def _limit(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenspeed.log import logger
-from tokenspeed.request import MAX_STOP_STRINGS, SamplingParams
+from tokenspeed.request import MAX_STOP_STRINGS, MAX_TOKENS, SamplingParams
 from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
 from tokenspeed.server.structured import FORMS, structured_outputs
 from tokenspeed.server.unsupported import UNSUPPORTED, refuse_unless_harmless
@@ -84,6 +84,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -117,6 +120,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             raise unsupported("prompt_logprobs", "not together with stream")
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARS:
             raise bad_request(f"cache_salt has 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+        kept = self.truncate_prompt_tokens
+        if kept is not None and kept != -1 and not 1 <= kept <= MAX_TOKENS:
+            raise bad_request(
+                f"truncate_prompt_tokens must be -1 (what fits) or from 1 to {MAX_TOKENS}",
+                "truncate_prompt_tokens",
+            )
 
     @property
     def forms(self) -> dict[str, Any]:
@@ -173,6 +182,8 @@ _PLAIN_PARAMS = (
     "seed",
     "include_stop_str_in_output",
     "ignore_eos",
+    "allowed_token_ids",
+    "bad_words",
     "skip_special_tokens",
     "prompt_logprobs",
 )
@@ -188,6 +199,7 @@ INTEGER_FIELDS = (
     "logprobs",
     "top_logprobs",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
 )
 """Fields that JavaScript and Go clients may send as 10.0 (`logprobs` of chat is a bool: 1.0 becomes
 1, which is refused just the same)."""
