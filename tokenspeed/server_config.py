@@ -77,6 +77,12 @@ class ServerConfig(Settings):
     enable_log_request_stats: bool = option(
         False, "log a record of tokens and times for each sample that ends"
     )
+    log_stats_interval: int = option(
+        10,
+        "seconds between lines about the load in the log, while there is any; 0: none",
+        low=0,
+        high=86400,
+    )
     metrics_compat: str = option(
         "none",
         "show metrics under these names too, for boards that exist",

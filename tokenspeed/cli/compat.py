@@ -215,10 +215,10 @@ TABLE: Table = {
         always(
             "--disable-uvicorn-access-log", "requests are logged with --enable-log-requests only"
         ),
-        either("--disable-log-stats", "load is not logged; /metrics has it"),
+        same("--disable-log-stats", "--log-stats-interval 0"),
         always("--enable-metrics", "/metrics is always there"),
         only("--metrics-reporters", "prometheus", "/metrics speaks Prometheus; prometheus"),
-        granted("--decode-log-interval", "load is not logged; /metrics has it"),
+        granted("--decode-log-interval", "load is logged by time: --log-stats-interval"),
         refused("--otlp-traces-endpoint", "no traces; see /metrics"),
         always("--enable-nan-detection", "a poisoned row ends its own request only"),
     ),

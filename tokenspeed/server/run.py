@@ -9,7 +9,7 @@ import asyncio
 import ipaddress
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from tokenspeed.config import Config, ModelConfig
 from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
@@ -21,6 +21,7 @@ from tokenspeed.server.errors import engine_failed
 from tokenspeed.server.http_server import HttpServer
 from tokenspeed.server.lifecycle import Signals, drain, first_of, stop_streams, until_engine_dies
 from tokenspeed.server.listener import url_of
+from tokenspeed.server.load_log import log_load
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.state import ServerState
 from tokenspeed.spans import carried, span
@@ -58,7 +59,7 @@ async def run_server(
                 signals.first.wait(), server.ended(), _start_up(state, load_text, url, began)
             )
             if not signals.first.is_set():
-                await first_of(signals.first.wait(), server.ended(), until_engine_dies(state))
+                await first_of(signals.first.wait(), server.ended(), *_watches(state))
             return await _wind_down(state, signals)
         except (EngineRefused, ModelError) as error:
             raise ConfigError(str(error)) from error
@@ -92,6 +93,13 @@ async def _start_up(state: ServerState, load_text: LoadText, url: str, began: fl
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
     seconds = time.monotonic() - began
     logger.info("ready in %.1f s at %s, model %s%s", seconds, url, state.names[0], summary)
+
+
+def _watches(state: ServerState) -> list[Coroutine[None, None, None]]:
+    """What goes on while the server serves; it ends when the engine does."""
+    interval_s = state.config.server.log_stats_interval
+    logs = [log_load(state.client, interval_s)] if interval_s else []
+    return [until_engine_dies(state), *logs]
 
 
 async def _wind_down(state: ServerState, signals: Signals) -> int:
