@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenspeed.options import Settings, option
+from tokenspeed.options import ConfigError, Settings, option
+
+MAX_JSON_DEPTH = 512
+"""Python's own limit is a thousand calls, and some levels take more than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,15 @@ class ServerConfig(Settings):
     api_key: tuple[str, ...] = option(
         (), "key(s) that clients must send as Bearer token", secret=True
     )
+    api_key_file: str | None = option(
+        None, "file with more keys, one a line; read again when it changes, and on SIGHUP"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "web pages whose scripts may call the API, as https://page.example, or * for all (CORS)"
+    )
+    allowed_methods: tuple[str, ...] = option((), "HTTP methods that they may use (default: all)")
+    allowed_headers: tuple[str, ...] = option((), "headers that they may send (default: all)")
+    allow_credentials: bool = option(False, "let them send cookies")
     drain_timeout: float = option(
         30.0,
         "seconds that running requests get after SIGTERM",
@@ -42,6 +54,38 @@ class ServerConfig(Settings):
     )
     max_request_bytes: int = option(
         32 << 20, "largest request body in bytes", low=1024, high=1 << 32, suffixes=True
+    )
+    max_header_bytes: int = option(
+        64 << 10,
+        "largest request head in bytes: path and headers",
+        low=1024,
+        high=1 << 20,
+        suffixes=True,
+    )
+    max_json_depth: int = option(
+        128, "deepest nesting of a request's JSON", low=8, high=MAX_JSON_DEPTH
+    )
+    max_messages: int = option(4096, "most messages of a chat", low=1, high=1 << 20)
+    max_tools: int = option(512, "most tools of a request", low=1, high=1 << 16)
+    max_prompts: int = option(2048, "most prompts of a completion", low=1, high=1 << 16)
+    max_sequences: int = option(
+        2048, "most outputs of a request: prompts times n", low=1, high=1 << 16
+    )
+    body_timeout: float = option(
+        60.0, "seconds in which a request's body must be there", low=0.1, high=86400.0
+    )
+    request_timeout: float | None = option(
+        None,
+        "seconds in which a request must be answered, from its place in the queue on (default: no "
+        "limit)",
+        low=0.01,
+        high=30 * 86400.0,
+    )
+    watchdog_timeout: float = option(
+        300.0,
+        "seconds without a step, while requests run, until /ready and new requests get 503",
+        low=0.1,
+        high=86400.0,
     )
     write_timeout: float = option(
         60.0, "seconds a stream may make no progress before it is cut", low=1.0, high=86400.0
@@ -91,3 +135,9 @@ class ServerConfig(Settings):
     log_level: str = option(
         "info", "least severe messages shown", choices=("debug", "info", "warning", "error")
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
+            if getattr(self, name) and not self.allowed_origins:
+                raise ConfigError(f"{name} needs allowed_origins: no page may call the API else")

@@ -23,7 +23,9 @@ from tokenspeed.server.batch_files import BatchFileError, BatchOutput, open_inpu
 
 
 def line(custom_id: Any, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
-    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 90} | body
+    messages = [{"role": "user", "content": "x"}]
+    asked = {"messages": messages} if url == CHAT else {"prompt": "x"}
+    body = asked | {"max_tokens": 90} | body
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 

@@ -194,8 +194,6 @@ TABLE: Table = {
     "Server": (
         refused("--root-path", "paths begin at /; let the reverse proxy take its prefix off"),
         refused("--ssl-ca-certs --ssl-keyfile --ssl-certfile", _NO_TLS),
-        refused("--allowed-origins --allowed-methods --allowed-headers", "no CORS headers here"),
-        never("--allow-credentials", "no CORS headers here"),
         refused("--middleware", "no code of yours is run", takes=_MANY),
         refused("--uds --fd", "listens on --host and --port"),
         refused("--control-port --grpc-port", "one port serves everything: --port"),
@@ -205,7 +203,6 @@ TABLE: Table = {
         granted("--gateway-startup-timeout", "the HTTP face answers at once; /ready says when"),
         either("--skip-server-warmup --disable-fastapi-docs", "nothing of the kind to skip"),
         granted("--warmups", "model and graphs are compiled before the server is ready"),
-        granted("--watchdog-timeout", "a dead engine is noticed at once and ends the server"),
         refused("--weight-version --weight-cache-mode", "weights are loaded once a start"),
         same("--disable-log-requests", "--no-enable-log-requests"),
         same("--log-requests", "--enable-log-requests"),

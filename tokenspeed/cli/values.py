@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ _MAX_DIGITS = 32
 def from_words(option: Option, words: Sequence[str]) -> Any:
     """The value that words stand for; a single value needs exactly one. Raises ConfigError."""
     if option.is_list:
-        value: Any = tuple(_entry(option, word) for word in words)
+        value: Any = tuple(_entry(option, word) for word in _unpacked(option, words))
     elif len(words) != 1:
         raise ConfigError(f"takes one value, got {len(words)}")
     elif option.is_optional and words[0].lower() in _NOTHING:
@@ -37,6 +38,17 @@ def from_words(option: Option, words: Sequence[str]) -> Any:
         value = _entry(option, words[0])
     option.check(value)
     return value
+
+
+def _unpacked(option: Option, words: Sequence[str]) -> Sequence[str]:
+    """Texts that are given as one JSON list, as vLLM takes them, one by one."""
+    if option.kind is not str or len(words) != 1 or not words[0].startswith("["):
+        return words
+    try:
+        entries = json.loads(words[0])
+    except (ValueError, RecursionError):
+        return words
+    return entries if all(isinstance(each, str) for each in entries) else words
 
 
 def from_yaml(option: Option, value: Any) -> Any:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from tokenspeed.server import chat, completions
 from tokenspeed.server.asgi import read_json_body, send_json, until_disconnect
 from tokenspeed.server.job import Job
+from tokenspeed.server.limits import check_limits
 from tokenspeed.server.protocol import SamplingFields, parse_json, parse_request
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_completions import CompletionRequest
@@ -35,6 +36,7 @@ class Api(Generic[R]):
     stream: Callable[[ServerState, R, Job], AsyncGenerator[bytes, None]]
 
     def parse(self, state: ServerState, value: Any) -> R:
+        check_limits(state.config.server, value)
         strict = state.config.server.strict_fields
         return parse_request(value, self.request, strict=strict, warnings=state.field_warnings)
 
@@ -68,7 +70,7 @@ class ApiEndpoint:
         state.require_ready()  # before a body is read that nobody can serve
         with state.serving():
             with state.bodies.share() as take:
-                body = await read_json_body(scope, receive, limits.max_request_bytes, take)
+                body = await read_json_body(scope, receive, limits, take)
                 request = api.parse(state, parse_json(body))
                 del body
             if request.stream:

@@ -1,4 +1,4 @@
-"""The ASGI application: a list of routes under two layers of middleware."""
+"""The ASGI application: a list of routes under a few layers of middleware."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenspeed.server.api import APIS, ApiEndpoint
+from tokenspeed.server.cors import with_cors
 from tokenspeed.server.info import info_routes
-from tokenspeed.server.middleware import Authenticate, Observe
+from tokenspeed.server.middleware import Authenticate, LimitHead, Observe
 from tokenspeed.server.state import ServerState
 
 
@@ -17,8 +18,8 @@ def create_app(state: ServerState) -> ASGIApp:
     server = state.config.server
     routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
     router = Router([*routes, *info_routes(state)], redirect_slashes=False, default=_no_route)
-    app = Authenticate(router, server.api_key)
-    return Observe(app, state.metrics, log_requests=server.enable_log_requests)
+    app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)
+    return with_cors(server, Observe(app, state.metrics, log_requests=server.enable_log_requests))
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

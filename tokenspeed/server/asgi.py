@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from tokenspeed.server.errors import APIError, unavailable
+from tokenspeed.server_config import ServerConfig
 
-BODY_DEADLINE_S = 60.0
 DISCARD_S = 5.0
 MAX_DISCARD_BYTES = 16 << 20
 
@@ -108,7 +108,7 @@ class BodyRoom:
 
 
 async def read_json_body(
-    scope: Scope, receive: Receive, max_bytes: int, take: Callable[[int], None]
+    scope: Scope, receive: Receive, limits: ServerConfig, take: Callable[[int], None]
 ) -> bytes:
     """The body of a request with JSON. Raises APIError (415, 413, 408, 503) or ClientGone.
 
@@ -118,14 +118,17 @@ async def read_json_body(
     kind = (header(scope, b"content-type") or "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise APIError(415, "The content type must be application/json.")
+    max_bytes = limits.max_request_bytes
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
     try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
+        async with asyncio.timeout(limits.body_timeout):
             return await _read(receive, max_bytes, take)
     except TimeoutError:
-        raise APIError(408, f"The body took longer than {BODY_DEADLINE_S:g} s.") from None
+        raise APIError(
+            408, f"The body took longer than {limits.body_timeout:g} s (--body-timeout)."
+        ) from None
 
 
 async def _read(receive: Receive, max_bytes: int, take: Callable[[int], None]) -> bytes:

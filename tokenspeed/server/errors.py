@@ -83,6 +83,12 @@ def overloaded(message: str) -> APIError:
     return APIError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "1"})
 
 
+def overdue(limit_s: float) -> APIError:
+    """It would take as long again: clients are told not to send it again by themselves."""
+    message = f"The request was not answered within {limit_s:g} s (--request-timeout)."
+    return APIError(504, message, code="timeout", headers={"x-should-retry": "false"})
+
+
 def engine_failed(message: str) -> APIError:
     """The request was in an engine that died: the same request may have killed it, so that clients
     are told not to send it again by themselves.

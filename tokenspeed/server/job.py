@@ -32,8 +32,6 @@ from tokenspeed.text.bad_words import with_bad_tokens
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
-MAX_SEQUENCES = 2048
-
 T = TypeVar("T")
 
 
@@ -84,11 +82,11 @@ def make_job(
     """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the ids."""
     ready, text = state.require_ready()
     params = _settle(params, ready, text.tokenizer)
-    num_sequences = len(prompts) * params.n
-    if num_sequences > MAX_SEQUENCES:
+    num_sequences, most = len(prompts) * params.n, state.config.server.max_sequences
+    if num_sequences > most:
         raise bad_request(
             f"{len(prompts)} prompts with n {params.n} are {num_sequences} sequences; "
-            f"at most {MAX_SEQUENCES} are taken",
+            f"at most {most} are taken (--max-sequences)",
             "n",
         )
     room = ready.max_model_len - (params.max_tokens or default_max_tokens or 1)

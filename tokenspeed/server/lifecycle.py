@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from tokenspeed.log import logger
 from tokenspeed.server.errors import APIError, unavailable
@@ -23,9 +23,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """`first` is set by the first SIGTERM or SIGINT, `second` by the next."""
+    """`first` is set by the first SIGTERM or SIGINT, `second` by the next. SIGHUP calls
+    `on_hangup`; without one it ends the process, as everywhere.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
+        self._on_hangup = on_hangup
         self.first = asyncio.Event()
         self.second = asyncio.Event()
 
@@ -35,12 +38,15 @@ class Signals:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.notice)
+        handlers = dict.fromkeys(SIGNALS, self.notice)
+        if self._on_hangup is not None:
+            handlers[signal.SIGHUP] = self._on_hangup
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
 
@@ -65,7 +71,17 @@ async def stop_streams(state: ServerState, error: APIError) -> None:
 
 
 async def until_engine_dies(state: ServerState) -> None:
+    """Meanwhile an engine that hangs is logged, once each time."""
+    was_stalled = False
     while state.client.state != "dead":
+        is_stalled = state.phase == "stalled"
+        if is_stalled and not was_stalled:
+            logger.error(
+                "the engine has ended no step for %.0f s (--watchdog-timeout): /ready and new "
+                "requests get 503 until it does",
+                state.stalled_s,
+            )
+        was_stalled = is_stalled
         await asyncio.sleep(DEATH_CHECK_S)
 
 

@@ -6,12 +6,9 @@ and scrapers send none, and these show no more than the model's name and load.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import Body, ClientGone, header, send_error
 from tokenspeed.server.errors import APIError, as_api_error, shorten
+from tokenspeed.server.keys import Keys
 from tokenspeed.server.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
@@ -29,28 +27,47 @@ CLIENT_CLOSED = 499
 
 
 class Authenticate:
-    """Lets requests with one of `keys` through. Compared by digest, all of them, in equal time."""
+    """Lets requests with one of `keys` through, in one of the two headers that clients use."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and not _is_open(scope):
+        if scope["type"] == "http" and self._keys.are_asked and not _is_open(scope):
             if not self._has_key(scope):
                 raise APIError(
                     401,
-                    "Send a valid API key as 'Authorization: Bearer KEY'.",
+                    "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
         await self._app(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
-        sent = hashlib.sha256(key.strip().encode("latin-1")).digest()  # the bytes as they came
-        matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        scheme, _, bearer = (header(scope, b"authorization") or "").partition(" ")
+        sent = [bearer.strip() if scheme.lower() == "bearer" else ""]
+        sent.append((header(scope, b"x-api-key") or "").strip())
+        matches = [self._keys.match(key) for key in sent]  # both, whatever the first says
+        return any(matches)
+
+
+class LimitHead:
+    """Refuses a path and headers that are larger than `most` bytes together."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _head_bytes(scope) > self._most:
+            raise APIError(
+                431, f"Path and headers are larger than {self._most} bytes (--max-header-bytes)."
+            )
+        await self._app(scope, receive, send)
+
+
+def _head_bytes(scope: Scope) -> int:
+    fields = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    return fields + len(scope["path"]) + len(scope.get("query_string", b""))
 
 
 def _is_open(scope: Scope) -> bool:

@@ -12,8 +12,6 @@ from tokenspeed.server.errors import bad_request
 from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
 from tokenspeed.server.protocol_tools import ToolCall, ToolCallDelta
 
-MAX_MESSAGES = 4096
-
 
 class ChatRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]]
@@ -34,8 +32,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if not 0 < len(self.messages) <= MAX_MESSAGES:
-            raise bad_request(f"messages holds 1 to {MAX_MESSAGES} messages", "messages")
+        if not self.messages:
+            raise bad_request("messages is an empty list", "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true", "top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:

@@ -11,7 +11,6 @@ from tokenspeed.server.errors import bad_request
 from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 2048
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -34,8 +33,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
             raise bad_request("prompt must be text, token ids, or a list of either", "prompt")
         if prompt and type(prompt[0]) is int:
             return [_token_ids(prompt, "prompt")]
-        if not 0 < len(prompt) <= MAX_PROMPTS:
-            raise bad_request(f"prompt holds 1 to {MAX_PROMPTS} prompts", "prompt")
+        if not prompt:
+            raise bad_request("prompt is an empty list", "prompt")
         if all(isinstance(entry, str) for entry in prompt):
             return list(prompt)
         return [_token_ids(entry, f"prompt[{index}]") for index, entry in enumerate(prompt)]

@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from tokenspeed.server.errors import bad_request, unsupported
 
-MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -58,8 +57,6 @@ def check_tools(tools: list[Any] | None, choice: Any) -> ToolChoice:
     """What a request says of its tools. Raises APIError."""
     schemas: dict[str, Mapping[str, Any]] = {}
     strict: set[str] = set()
-    if len(tools or ()) > MAX_TOOLS:
-        raise bad_request(f"tools takes at most {MAX_TOOLS} entries", "tools")
     for index, tool in enumerate(tools or ()):
         at = f"tools[{index}]"
         name, schema = _check_tool(tool, at)

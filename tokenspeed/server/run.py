@@ -49,7 +49,7 @@ async def run_server(
     url = url_of(listener)
     _warn_if_open(config, listener)
     state = ServerState(config, client)
-    signals = Signals()
+    signals = Signals(on_hangup=state.keys.reload if config.server.api_key_file else None)
     with span("http.app"):
         app = create_app(state)
     server = HttpServer(app, listener)
@@ -115,5 +115,6 @@ async def _wind_down(state: ServerState, signals: Signals) -> int:
 
 def _warn_if_open(config: Config, listener: socket.socket) -> None:
     address = listener.getsockname()[0]
-    if not config.server.api_key and not ipaddress.ip_address(address).is_loopback:
+    has_keys = config.server.api_key or config.server.api_key_file
+    if not has_keys and not ipaddress.ip_address(address).is_loopback:
         logger.warning("%s is reachable from outside and no --api-key is set", address)

@@ -16,6 +16,7 @@ import uvloop
 from tokenspeed.config import Config
 from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
+from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
 from tokenspeed.spans import span
 
@@ -27,6 +28,7 @@ def serve(config: Config) -> int:
     or a model that cannot be taken.
     """
     server = config.server
+    Keys(server.api_key, server.api_key_file)  # a file that gives none is found before the start
     try:
         listener = listen(server.host, server.port, server.write_timeout)
     except OSError as error:

@@ -20,7 +20,15 @@ from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.messages import Ready
 from tokenspeed.request import GenerateRequest
 from tokenspeed.server.asgi import BodyRoom
-from tokenspeed.server.errors import APIError, bad_request, overloaded, shorten, unavailable
+from tokenspeed.server.errors import (
+    APIError,
+    bad_request,
+    overdue,
+    overloaded,
+    shorten,
+    unavailable,
+)
+from tokenspeed.server.keys import Keys
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
@@ -52,6 +60,7 @@ class ServerState:
         self.text: TextSide | None = None
         self.names = config.server.served_model_name or (config.model.model,)
         self.metrics = Metrics(config, self.names[0], __version__, client)
+        self.keys = Keys(config.server.api_key, config.server.api_key_file)
         self.offload = Offload()
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
@@ -63,18 +72,28 @@ class ServerState:
         self.idle = asyncio.Event()
         self.idle.set()
         self._stopped: APIError | None = None
+        self._busy_since = 0.0
         self._num_active = 0
         self._has_generated = False
         self._seeds = random.Random(config.model.seed)
 
     @property
     def phase(self) -> str:
-        """loading, ready, draining or dead."""
+        """loading, ready, stalled, draining or dead."""
         if self.client.state == "dead":
             return "dead"
         if self.draining:
             return "draining"
+        if self.stalled_s > self.config.server.watchdog_timeout:
+            return "stalled"
         return "ready" if self.client.state == "ready" and self.text is not None else "loading"
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the engine has work and ends no step."""
+        if not self.open:
+            return 0.0
+        return time.monotonic() - max(self.client.stats_at, self._busy_since)
 
     @property
     def loading_detail(self) -> str:
@@ -89,6 +108,11 @@ class ServerState:
             raise unavailable("The engine is dead; this server is about to end.", "engine_dead")
         if phase == "draining":
             raise unavailable("The server is shutting down.", "draining")
+        if phase == "stalled":
+            raise unavailable(
+                f"The engine has ended no step for {self.stalled_s:.0f} s (--watchdog-timeout).",
+                "stalled",
+            )
         ready, text = self.client.ready, self.text
         if phase == "loading" or ready is None or text is None:
             detail = shorten(self.loading_detail, 200)
@@ -190,14 +214,21 @@ class ServerState:
 
     @contextlib.contextmanager
     def generating(self, generation: Stoppable) -> Iterator[None]:
-        """`generation` runs in the engine, unless everything has been stopped already."""
+        """`generation` runs in the engine, unless everything has been stopped already, until it has
+        ended or taken too long.
+        """
         if self._stopped is not None:
             raise self._stopped
+        if not self.open:
+            self._busy_since = time.monotonic()
         self.open.add(generation)
-        try:
+        limit_s, loop = self.config.server.request_timeout, asyncio.get_running_loop()
+        with contextlib.ExitStack() as end:
+            end.callback(self.open.discard, generation)
+            if limit_s is not None:
+                timer = loop.call_later(limit_s, generation.fail, overdue(limit_s))
+                end.callback(timer.cancel)
             yield
-        finally:
-            self.open.discard(generation)
 
     def stop_all(self, error: APIError) -> None:
         """End every running generation, and any that starts from now on, with `error`."""

@@ -1,0 +1,113 @@
+"""Who may call the API: keys from a file, and scripts of web pages."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_fakes import CHAT, Asker, FakeClient, make_state, refused
+
+from tokenspeed.config import make_config
+from tokenspeed.options import ConfigError
+from tokenspeed.server import keys as keys_module
+from tokenspeed.server.keys import Keys
+from tokenspeed.server.lifecycle import Signals
+from tokenspeed.server.serve import serve
+
+
+def asker(**options: Any) -> Asker:
+    client = FakeClient()
+    return Asker(client, make_state(client, **options))
+
+
+async def status(ask: Asker, key: str, name: str = "authorization") -> int:
+    value = f"Bearer {key}" if name == "authorization" else key
+    return (await ask.http.get("/v1/models", headers={name: value})).status_code
+
+
+async def test_keys_of_a_file_are_read_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    caplog.set_level("INFO", "tokenspeed")
+    path = tmp_path / "keys"
+    path.write_text("# ours\nfirst\n\n  second  \n")
+    ask = asker(api_key=("given",), api_key_file=str(path))
+    asked = [await status(ask, key) for key in ("given", "first", "second", "# ours", "", "third")]
+    assert asked == [200] * 3 + [401] * 3
+    assert await status(ask, "first", "x-api-key") == 200
+    assert await status(ask, "third", "x-api-key") == 401
+    path.write_text("third key\n")
+    asked = [await status(ask, key) for key in ("given", "first", "third key")]
+    assert asked == [200, 401, 200]
+    for bad in ("", "# nothing\n", "x" * (keys_module.MAX_KEY_FILE_BYTES + 1)):
+        path.write_text(bad)
+        assert await status(ask, "third key") == 200 and await status(ask, "") == 401
+    path.unlink()
+    assert await status(ask, "third key") == 200
+    refused(await ask.http.get("/v1/models"), 401)
+    assert "third" not in caplog.text and "stay as they are" in caplog.text
+
+
+async def test_a_hangup_reads_the_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    keys = Keys((), str(path))
+    before = signal.getsignal(signal.SIGHUP)
+    with Signals(on_hangup=keys.reload).installed():
+        path.write_text("second\n")
+        assert keys.match("first")  # not looked at again yet
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.05)
+        assert keys.match("second") and not keys.match("first")
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_key_file_that_gives_none_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n# none\n")
+    for name in ("missing", "empty", ""):
+        path = tmp_path / name if name else tmp_path
+        with pytest.raises(ConfigError, match="--api-key-file"):
+            serve(make_config({"api_key_file": str(path)}))
+
+
+PAGE = {"origin": "https://page.example"}
+ASKS = {
+    **PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+async def test_pages_may_call_where_they_are_named() -> None:
+    ask = asker(allowed_origins=("https://page.example",), api_key=("k",))
+    preflight = await ask.http.options(CHAT, headers=ASKS)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://page.example"
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    for headers, expected in (({}, 401), ({"authorization": "Bearer k"}, 404)):
+        answer = await ask.http.get("/nothing", headers=PAGE | headers)
+        refused(answer, expected)  # errors can be read too
+        assert answer.headers["access-control-allow-origin"] == "https://page.example"
+        assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+    other = {**ASKS, "origin": "https://other.example"}
+    assert (await ask.http.options(CHAT, headers=other)).status_code == 400
+    answer = await ask.http.get("/health", headers={"origin": "https://other.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_no_page_may_call_unless_one_is_named() -> None:
+    ask = asker()
+    refused(await ask.http.options(CHAT, headers=ASKS), 405)
+    assert (
+        "access-control-allow-origin" not in (await ask.http.get("/health", headers=PAGE)).headers
+    )
+    limited = asker(allowed_origins=("*",), allowed_methods=("GET",), allowed_headers=("x-a",))
+    assert (await limited.http.options(CHAT, headers=ASKS)).status_code == 400
+    for name, value in (("allowed_methods", ("GET",)), ("allow_credentials", True)):
+        with pytest.raises(ConfigError, match="allowed_origins"):
+            make_config({name: value})
