@@ -102,9 +102,9 @@ def test_every_kernel_is_launched_before_there_are_requests(tiny_model: str) -> 
 def test_a_trial_counts_what_is_gone_meanwhile(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1000 bytes before; after the largest step 900, the first graphs 700, and one more 690."""
-    free = iter([1000, 900, 900, 700, 690])
-    monkeypatch.setattr(trial, "_free", lambda device: next(free))
+    """10 bytes before, 110 after the largest step, 310 after the first graphs, 320 after one."""
+    taken = iter([10, 110, 110, 310, 320])
+    monkeypatch.setattr(trial, "_taken", lambda device: next(taken))
     engine = tiny_engine(tiny_model, attention_backend="triton", level=0)
     config = Config(
         compile=CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 3, 4)),
@@ -119,5 +119,7 @@ def test_a_trial_counts_what_is_gone_meanwhile(
         dtype=torch.float32, device=worker.slots.device, max_model_len=32,
         progress=lambda phase, detail: None,
     )  # fmt: skip
-    assert needs == trial.Needs(activations=100 + trial._SLACK, graphs=200 + 10 * 2)
-    assert next(free, None) is None
+    assert needs == trial.Needs(
+        activations=100 + trial._SLACK, graphs=200 + 10 * 2 + 4 * trial._GRAPH
+    )
+    assert next(taken, None) is None

@@ -104,7 +104,7 @@ def test_warmup_rehearses_where_it_is_asked_to(
     assert "a start rehearsed in 2.0 s: 1 tuning" in errors()
     narrow = replace(config, model=replace(config.model, dtype="bfloat16"))
     monkeypatch.setattr(warmup, "_compiled", lambda *arguments: None)
-    warmup.filled(CompileCache(Path(str(config.compile.cache_dir))), narrow, autotune=True)
+    warmup._prepared(CompileCache(Path(str(config.compile.cache_dir))), narrow, autotune=True)
     assert len(asked) == 1, "nothing is chosen in bfloat16"
 
 

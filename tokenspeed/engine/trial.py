@@ -1,8 +1,9 @@
 """What a start on a GPU needs beside weights and KV pages, measured before there are pages.
 
 The largest step is run, and the largest graph of each kind recorded, on a cache of one page; then
-all of it is given back. What the driver says is gone meanwhile counts, so libraries' own memory is
-in it. The pages get what is left of the share of memory that the user grants.
+all of it is given back. What counts is what torch took from the driver meanwhile: what the driver
+has left also shrinks when another process takes some. The pages get what is left of the share of
+memory that the user grants.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from tokenspeed.kv.specs import CacheGroup
 
 _SLACK = 256 << 20
 """Bytes: what comes later and cannot be tried, as FlashInfer's workspaces and fragmentation."""
+
+_GRAPH = 8 << 20
+"""Bytes of the driver's for a graph, beside the memory that its kernels work in."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def try_out(
     """Run and record what is largest. Raises torch.OutOfMemoryError where even that has no room."""
     progress("memory", "a trial of the largest step")
     torch.cuda.empty_cache()
-    before = _free(device)
+    before = _taken(device)
     pool = PagePool(groups, 1, config.cache.block_size, dtype, device)
     slots = Slots(
         *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
@@ -75,7 +79,7 @@ def try_out(
                 token_budget=config.scheduler.chunked_prefill_size or 1,
             )
     _run_largest(config, executable, attention, slots)
-    activations = before - _free(device) + _SLACK
+    activations = _taken(device) - before + _SLACK
     graphs = 0
     if (config.compile.level or 0) >= 2:
         graphs = _graph_bytes(GraphWork(config, executable, attention, slots), device)
@@ -111,17 +115,17 @@ def _graph_bytes(work: GraphWork, device: torch.device) -> int:
     """The largest of each kind share their memory with all others, which then cost what one more
     does.
     """
-    before = _free(device)
+    before = _taken(device)
     work.record_first(lambda phase, detail: None)
-    after_first = _free(device)
-    if not work.num_later:
-        return before - after_first
-    num_later = work.num_later
-    work.record_next()
-    each = max(0, after_first - _free(device))
-    return before - after_first + each * num_later
+    after_first, num_later = _taken(device), work.num_later
+    each = 0
+    if num_later:
+        work.record_next()
+        each = _taken(device) - after_first
+    return after_first - before + each * num_later + _GRAPH * (len(work.graphs) + work.num_later)
 
 
-def _free(device: torch.device) -> int:
+def _taken(device: torch.device) -> int:
+    """Bytes of the device that this process's tensors and graphs have, or have had."""
     torch.cuda.synchronize(device)
-    return torch.cuda.mem_get_info(device)[0]
+    return torch.cuda.memory_reserved(device)

@@ -52,7 +52,7 @@ def warmup(configs: Sequence[Config], export: str | None = None, autotune: bool 
             if config.compile.level == 0:
                 logger.info("level 0 runs pieces as they are: there is nothing to compile")
                 continue
-            entry = filled(cache, config, autotune)
+            entry = _prepared(cache, config, autotune)
             entries[entry.folder.name] = entry
         if export is not None:
             write_entries(cache, list(entries.values()), export)
@@ -99,13 +99,32 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
     print(f"{digest}  {path}")
 
 
-def filled(cache: CompileCache, config: Config, autotune: bool = False) -> Entry:
-    """The entry for these settings, made if there is none; and what a start needs beside it."""
+def _prepared(cache: CompileCache, config: Config, autotune: bool) -> Entry:
+    """The entry for these settings, and all that a start needs beside it, made where it lacks."""
+    entry = filled(cache, config)
+    model, _ = wanted(config)
+    what = _name_of(model)
+    if model.device.type == "cuda":
+        tuning = replace(config, compile=replace(config.compile, level=3))
+        for start in (*([tuning] if autotune else []), config):
+            if _rehearsed(start, what):  # of what it tried it has kept none: now what it chose
+                _rehearsed(start, what)
+    elif autotune and chooses_linear(target_of(model, config)):
+        _rehearsed(config, what)
+    return entry
+
+
+def _name_of(model: ServedModel) -> str:
+    return f"{model.source.name} on {model.device} in {model.dtype_name}"
+
+
+def filled(cache: CompileCache, config: Config) -> Entry:
+    """The entry for these settings, made if there is none."""
     settings = config.compile
     if settings.dump_passes is not None:
         check_dump(settings)
     model, facts = wanted(config)
-    what = f"{model.source.name} on {model.device} in {model.dtype_name}"
+    what = _name_of(model)
     found = cache.find(facts)
     if isinstance(found, Entry):
         logger.info("%s: in the cache already, %s", what, found.folder)
@@ -117,16 +136,8 @@ def filled(cache: CompileCache, config: Config, autotune: bool = False) -> Entry
         if reason := cache.why_unwritable():
             raise CompileError(f"nothing can be stored: {reason}; set --cache-dir")
         entry = _compiled(cache, config, model, facts, what)
-    chooses = chooses_linear(target_of(model, config))
-    if chooses:
+    if chooses_linear(target_of(model, config)):
         obtain_native(config)
-    if model.device.type == "cuda":
-        tuned = [replace(config, compile=replace(settings, level=3))] if autotune else []
-        for start in (*tuned, config):
-            if _rehearsed(start, what):  # of what it tried it has kept none: now what it chose
-                _rehearsed(start, what)
-    elif autotune and chooses:
-        _rehearsed(config, what)
     return entry
 
 
