@@ -114,6 +114,7 @@ class ServerConfig(Settings):
             *("harmony", "passthrough"),
         ),
     )
+    disable_page: bool = option(False, "serve no page at /, only the API")
     strict_fields: bool = option(
         False, "refuse unknown request fields instead of ignoring them with a warning"
     )

@@ -117,6 +117,7 @@ NON_FACTS: dict[str, Any] = {
     **{"engine_startup_timeout": 9.0, "max_request_bytes": 4096, "write_timeout": 1.0},
     **{"strict_fields": True, "enable_log_requests": True, "log_level": "debug"},
     **{"enable_log_request_stats": True, "log_stats_interval": 0, "metrics_compat": "vllm"},
+    **{"disable_page": True},
 }
 """Option -> a value that changes no fact, on a CPU."""
 

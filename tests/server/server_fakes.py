@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenspeed.config import Config, make_config
 from tokenspeed.engine.client import EngineDead
 from tokenspeed.engine.messages import Loading, Ready, Stats
+from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.app import create_app
 from tokenspeed.server.state import ServerState
@@ -72,6 +73,7 @@ class FakeClient:
         )
         self.progress: Loading | None = None
         self.failure: str | None = None
+        self.phases = StartupPhases()
         self.dead: type[EngineDead] = EngineDead
         self.stats, self.stats_at = Stats(), time.monotonic()
         self.on_stats: Any = None

@@ -75,7 +75,14 @@ async def test_routes_and_methods(ask: Asker) -> None:
     answer = await ask.http.post("/v1/models", content=b"{}")
     refused(answer, 405)
     assert "GET" in answer.headers["allow"]
-    for path in ("/", "/v1", "/v1/models/", "/v1/nothing", "/v1/completions/", "/docs", "//v1"):
+    for path in (
+        "/v1",
+        "/v1/models/",
+        "/v1/nothing",
+        "/v1/completions/",
+        "/docs",
+        "/v1//completions",
+    ):
         refused(await ask.http.get(path), 404)
     long = refused(await ask.http.get("/" + "x" * 5000), 404)
     assert len(long["message"]) < 300

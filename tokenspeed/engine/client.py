@@ -38,6 +38,7 @@ from tokenspeed.engine.messages import (
     Submit,
     ToEngine,
 )
+from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import GenerateRequest, InvalidRequest, RequestDelta
 from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import span
@@ -111,6 +112,7 @@ class EngineClient:
     def __init__(self, config: Config) -> None:
         self.state: Literal["loading", "ready", "dead"] = "loading"
         self.progress: Loading | None = None
+        self.phases = StartupPhases()
         self.ready: Ready | None = None
         self.failure: str | None = None
         self.stats = Stats()
@@ -134,6 +136,7 @@ class EngineClient:
         """Start the process and return at once; `wait_ready` waits for it. Raises EngineDead if the
         machine does not let it start.
         """
+        self.phases.enter("process")
         try:
             self._connect()
             with span("engine.spawn"):
@@ -245,6 +248,7 @@ class EngineClient:
             return
         self._is_refused = is_refusal
         self.state, self.failure = "dead", message
+        self.phases.end()
         self._settled.set()
         for stream in self._streams.values():
             stream.fail(message)
@@ -266,8 +270,10 @@ class EngineClient:
                         stream.put(delta)
             elif isinstance(message, Loading):
                 self.progress = message
+                self.phases.enter(message.phase)
             elif isinstance(message, Ready):
                 self.ready, self.state = message, "ready"
+                self.phases.end()
                 self.stats = msgspec.structs.replace(self.stats, jit=message.jit)
                 self._settled.set()
             else:

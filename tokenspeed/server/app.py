@@ -10,6 +10,7 @@ from tokenspeed.server.api import APIS, ApiEndpoint
 from tokenspeed.server.cors import with_cors
 from tokenspeed.server.info import info_routes
 from tokenspeed.server.middleware import Authenticate, LimitHead, Observe
+from tokenspeed.server.page_routes import page_routes
 from tokenspeed.server.state import ServerState
 
 
@@ -17,7 +18,8 @@ def create_app(state: ServerState) -> ASGIApp:
     """The API of one engine, to be served or mounted."""
     server = state.config.server
     routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
-    router = Router([*routes, *info_routes(state)], redirect_slashes=False, default=_no_route)
+    routes += [*info_routes(state), *page_routes(state)]
+    router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)
     return with_cors(server, Observe(app, state.metrics, log_requests=server.enable_log_requests))
 

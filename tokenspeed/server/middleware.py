@@ -1,7 +1,8 @@
 """What every HTTP request passes on its way to a route: an id, a key check, and a place on record.
 
 Without keys the API is open. With keys, every route asks for one but those in OPEN_PATHS: probes
-and scrapers send none, and these show no more than the model's name and load.
+and scrapers send none, nor does a browser that opens the page, and these show no more than the
+model's name and load.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from tokenspeed.server.asgi import Body, ClientGone, header, send_error
 from tokenspeed.server.errors import APIError, as_api_error, shorten
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.metrics import Metrics
+from tokenspeed.server.page_routes import PAGE_PATHS
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _REASONS = {404: "Not found: {method} {path}", 405: "{method} is not allowed on {path}"}
