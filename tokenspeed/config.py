@@ -47,6 +47,11 @@ class ModelConfig(Settings):
     chat_template: str | None = option(
         None, "file with a Jinja chat template, used instead of the model's"
     )
+    plain_messages: bool = option(
+        False,
+        "special tokens that are typed in messages and tools are plain text: only the chat "
+        "template writes them (default: they are special tokens there too)",
+    )
     generation_config: str = option(
         "auto",
         "defaults for sampling: auto (the model's generation_config.json) or none",

@@ -121,8 +121,8 @@ class LLM:
             raise TypeError(f"messages are a list of dicts, not {type(messages).__name__}")
         is_one = bool(messages) and isinstance(messages[0], dict)
         conversations = cast(list[list[Message]], [messages] if is_one else messages)
-        texts = [
-            self._text.template.render(
+        prompts = [
+            self._text.chat_prompt(
                 list(conversation),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -131,7 +131,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        texts, ids = [text for text, _ in prompts], [each for _, each in prompts]
         return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import stream_job
 from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.text_side import TextSide
-from tokenspeed.text.tokenizer import Tokenizer
 
 
 async def prepare(state: ServerState, request: ChatRequest) -> Job:
@@ -42,7 +41,7 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
         )
     form = form or plan.demand
     await check_grammar(state.grammars, request.forms, form)
-    prompt = await offload(state, "messages", _encode, text, tokenizer, request, plan)
+    prompt = await offload(state, "messages", _encode, text, request, plan)
     is_open = plan.is_open(request, prompt.text or "")
     if form is not None and is_open and not form.reasoning_end:
         form = msgspec.structs.replace(form, reasoning_end=plan.end_of_reasoning(tokenizer))
@@ -56,10 +55,8 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
     return dataclasses.replace(job, new_parser=parser, kept_ids=kept_ids)
 
 
-def _encode(text: TextSide, tokenizer: Tokenizer, request: ChatRequest, plan: ChatPlan) -> Prompt:
-    """Special tokens are the template's business, unless a request adds them."""
-    prompt = plan.render(text.template, request)
-    ids = tokenizer.encode(prompt, add_special_tokens=bool(request.add_special_tokens))
+def _encode(text: TextSide, request: ChatRequest, plan: ChatPlan) -> Prompt:
+    prompt, ids = plan.render(text, request)
     return Prompt(ids=ids, text=prompt)
 
 

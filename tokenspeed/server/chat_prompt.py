@@ -38,15 +38,16 @@ class ChatPlan:
     demand: StructuredOutputs | None
     kwargs: dict[str, Any]
 
-    def render(self, template: ChatTemplate, request: ChatRequest) -> str:
-        """The prompt's text. Raises InvalidRequest."""
+    def render(self, text: TextSide, request: ChatRequest) -> tuple[str, list[int]]:
+        """The prompt and its ids. Raises InvalidRequest."""
         continues, adds_prompt = request.continue_final_message, request.add_generation_prompt
-        return template.render(
+        return text.chat_prompt(
             request.messages,
             add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
             continue_final_message=bool(continues),
             tools=request.tools if self.schemas else None,
             kwargs=self.kwargs,
+            add_special_tokens=bool(request.add_special_tokens),
         )
 
     def is_open(self, request: ChatRequest, prompt: str) -> bool:

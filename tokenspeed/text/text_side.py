@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tokenspeed.config import ModelConfig
 from tokenspeed.text.chat import ChatTemplate
+from tokenspeed.text.plain_messages import PlainMessages
 from tokenspeed.text.sampling_defaults import sampling_defaults
 from tokenspeed.text.source import resolve_model
 from tokenspeed.text.template_file import read_template_file
@@ -26,6 +28,36 @@ class TextSide:
     template: ChatTemplate
     defaults: Mapping[str, float] = field(default_factory=dict)
     model_type: str = ""
+    plain: PlainMessages | None = None
+    """How prompts of chats are made where messages hold no special tokens."""
+
+    def chat_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        kwargs: dict[str, Any] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        add_special_tokens: bool = False,
+    ) -> tuple[str, list[int]]:
+        """The prompt of a chat, and its ids. Special tokens are the template's business, unless
+        `add_special_tokens`. Raises InvalidRequest.
+        """
+        plain = self.plain
+        if plain is not None:
+            messages, tools, kwargs = plain.hide(messages), plain.hide(tools), plain.hide(kwargs)
+        prompt = self.template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            kwargs=kwargs,
+        )
+        assert self.tokenizer is not None, "without one there is no template either"
+        if plain is None:
+            return prompt, self.tokenizer.encode(prompt, add_special_tokens)
+        return plain.reveal(prompt), plain.encode(prompt, add_special_tokens)
 
 
 def load_text_side(config: ModelConfig) -> TextSide:
@@ -45,4 +77,5 @@ def load_text_side(config: ModelConfig) -> TextSide:
     if config.chat_template is not None:
         template = read_template_file(Path(config.chat_template))
     chat = ChatTemplate(template, tokenizer.special_tokens)
-    return TextSide(tokenizer, chat, defaults, family)
+    plain = PlainMessages(tokenizer) if config.plain_messages else None
+    return TextSide(tokenizer, chat, defaults, family, plain)

@@ -59,12 +59,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; with special tokens, what the model expects around it (usually a BOS)."""
-        if not text.isascii() and _SURROGATE.search(text):
-            raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode")
-        # A batch of one: unlike `encode`, it lets other threads run meanwhile.
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        return encode_text(self._backend, text, add_special_tokens)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of ids. Ids outside the vocabulary have no text; invalid bytes give U+FFFD."""
@@ -83,6 +78,16 @@ class Tokenizer:
         """The token's true bytes: joined over all ids they are the text's UTF-8."""
         return self._vocabulary.token_bytes(id)
 
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """Texts of the special tokens, by id."""
+        return {id: self._vocabulary.token_text(id) for id in self._vocabulary.special_ids}
+
+    def to_json(self) -> str:
+        """The library's own form (tokenizer.json)."""
+        text: str = self._backend.to_str()
+        return text
+
     def is_special(self, id: int) -> bool:
         return id in self._vocabulary.special_ids
 
@@ -90,6 +95,16 @@ class Tokenizer:
         """Ids of those of `texts` that are special tokens."""
         ids = map(self._backend.token_to_id, texts)
         return frozenset(id for id in ids if id is not None and self.is_special(id))
+
+
+def encode_text(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
+    """Ids of a text. Raises InvalidRequest for what is not Unicode."""
+    if not text.isascii() and _SURROGATE.search(text):
+        raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode")
+    # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def load_tokenizer(source: ModelSource, override: str | None = None) -> Tokenizer:
