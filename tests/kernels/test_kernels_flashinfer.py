@@ -165,6 +165,24 @@ def test_rows_without_a_past_attend_to_their_own_keys(monkeypatch: pytest.Monkey
     assert trial.runs == [1, 3, 1, 1] and trial.ragged_runs == [2, 2, 1, 1]
 
 
+def test_a_step_is_planned_when_its_attention_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then the device has the pieces in front of it to run."""
+    trial = Trial(monkeypatch)
+    plans: list[list[int]] = []
+    for ragged in trial.ragged:
+        plan = ragged.plan
+        monkeypatch.setattr(
+            ragged, "plan", lambda *args, plan=plan, **kw: (plans.append(args), plan(*args, **kw))
+        )
+    trial.plan([300], [300], num_decodes=0)
+    assert not plans
+    trial.agrees([0, 3])
+    assert len(plans) == 2, "one a cache group"
+    trial.plan([400], [400], num_decodes=0)
+    trial.agrees([2])
+    assert len(plans) == 4, "which layer asks first does not matter"
+
+
 def test_a_prologue_is_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(monkeypatch)
     trial.plan([60, 300], [100, 300], num_decodes=0)

@@ -3,7 +3,7 @@
 Triton compiles a kernel (or loads it from its cache) when it is first launched with arguments of
 new kinds. Which variant a step takes hangs on its token count, on whether its rows are decodes,
 chunks or both, and on whether the host knows their pages. All stand in the scratch slot here, so
-nothing of the engine's state changes.
+nothing of the engine's state changes. Layers repeat, so most steps run the first few alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from tokenspeed.batch import forward_context
-from tokenspeed.compile.runner import Executable
+from tokenspeed.compile.runner import Executable, PlanStep, run_steps
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.prefill_graphs import device_step
 from tokenspeed.engine.slots import Slots
@@ -35,17 +35,34 @@ def warm_up_kernels(
     *,
     max_rows: int,
     token_budget: int,
+    num_kinds: int,
 ) -> None:
-    """Launch them for steps of up to `max_rows` rows and `token_budget` tokens."""
+    """Launch them for steps of up to `max_rows` rows and `token_budget` tokens. The first
+    `num_kinds` layers have every kind of attention.
+    """
     with span("kernels.warmup"):
-        _run(executable, attention, slots, [1], 0)  # now it is known which tables are asked
+        first = _first_steps(executable, num_kinds)
+        for rows in ([1], [min(_COUNTS[-1], token_budget, slots.max_len)]):  # of both token ranges
+            _run(executable, attention, slots, rows, 0, executable.layers.steps)
         limits = {count for limit in token_limits() for count in (limit, limit + 1)}
         counts = sorted({*_COUNTS, *limits})
         for rows, num_decodes in _steps(counts, max_rows, token_budget, slots.max_len):
-            _run(executable, attention, slots, rows, num_decodes)
+            _run(executable, attention, slots, rows, num_decodes, first)
         hidden = executable.embed(torch.zeros(max_rows, dtype=torch.int64, device=slots.device))
         for count in (count for count in counts if count <= max_rows):
             executable.head(hidden[:count])
+
+
+def _first_steps(executable: Executable, num_kinds: int) -> list[PlanStep]:
+    """The first steps, as many as have every piece and `num_kinds` sequence calls."""
+    steps = executable.layers.steps
+    missing, num_calls = {step.run for step in steps if not step.is_call}, 0
+    for count, step in enumerate(steps, 1):
+        missing.discard(step.run)
+        num_calls += step.is_call
+        if not missing and num_calls >= num_kinds:
+            return steps[:count]
+    return steps
 
 
 def _steps(
@@ -67,8 +84,12 @@ def _run(
     slots: Slots,
     rows: list[int],
     num_decodes: int,
+    steps: list[PlanStep],
 ) -> None:
-    """Run a step as the device alone knows it, and with what the host may know."""
+    """Run a step as the device alone knows it, and with what the host may know. All `steps` are
+    followed by the last pieces, for the last token of each row.
+    """
+    layers = executable.layers
     numbers = [(slots.scratch, count, 0, False) for count in rows]
     total = sum(rows)
     query = slots.query(send(numbers, slots.device), total)
@@ -81,8 +102,11 @@ def _run(
     for max_context_len, host in plans:
         step = device_step(query, len(rows), total, max_context_len, num_decodes, host)
         attention.plan_device(step)
+        values = layers.begin(executable.embed(query.ids), query.positions)
         with forward_context(attention):
-            executable.forward(executable.embed(query.ids), query.positions, query.ends - 1)
+            run_steps(steps, values)
+            if steps is layers.steps:
+                layers.finish(values, query.ends - 1)
 
 
 def _host_step(chunks: list[int], slots: Slots) -> AttentionStep:

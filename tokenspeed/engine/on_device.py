@@ -104,6 +104,7 @@ def build_worker(
             *(executable, attention, slots),
             max_rows=config.scheduler.max_num_seqs,
             token_budget=config.scheduler.chunked_prefill_size,
+            num_kinds=1 + max(group.layers[0] for group in groups),
         )
         if (config.compile.level or 0) >= 2:
             work = GraphWork(config, executable, attention, slots)

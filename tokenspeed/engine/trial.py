@@ -77,6 +77,7 @@ def try_out(
                 *(executable, attention, slots),
                 max_rows=config.scheduler.max_num_seqs,
                 token_budget=config.scheduler.chunked_prefill_size or 1,
+                num_kinds=1 + max(group.layers[0] for group in groups),
             )
     _run_largest(config, executable, attention, slots)
     activations = _taken(device) - before + _SLACK

@@ -243,6 +243,7 @@ class FlashInferAttention(TritonAttention):
         super().__init__(groups, pool, tables)
         self._prefills: list[GroupPrefill] = []
         self._prefill_of: dict[int, GroupPrefill] = {}
+        self._host: AttentionStep | None = None
         self._is_planned = False
         for index, group in enumerate(groups):
             if is_served(group.spec):
@@ -255,10 +256,9 @@ class FlashInferAttention(TritonAttention):
     def plan_device(self, step: DeviceStep, results: Tensor | None = None) -> None:
         super().plan_device(step, results)
         host = step.host
-        self._is_planned = host is not None and host.query_starts[-1] >= MIN_TOKENS
-        if host is not None and self._is_planned:
-            for prefill in self._prefills:
-                prefill.plan(host)
+        is_long = host is not None and host.query_starts[-1] >= MIN_TOKENS
+        self._host = host if is_long else None
+        self._is_planned = False
 
     def _attends_own_keys(self, layer: int, sinks: Tensor | None) -> bool:
         return self._prefill(layer, sinks) is not None
@@ -283,5 +283,13 @@ class FlashInferAttention(TritonAttention):
         prefill.run(queries[own], (keys[own], values[own]), pages, out[own])
 
     def _prefill(self, layer: int, sinks: Tensor | None) -> GroupPrefill | None:
-        """What serves the layer in this step, if FlashInfer does."""
-        return self._prefill_of.get(layer) if self._is_planned and sinks is None else None
+        """What serves the layer in this step, if FlashInfer does. The first to ask plans the step:
+        what comes before it on the device is launched by then.
+        """
+        if self._host is None or sinks is not None:
+            return None
+        if not self._is_planned:
+            for prefill in self._prefills:
+                prefill.plan(self._host)
+            self._is_planned = True
+        return self._prefill_of.get(layer)
