@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,6 +34,7 @@ TYPES = {
     for kind, names in (("gauge", GAUGES), ("counter", COUNTERS), ("histogram", HISTOGRAMS))
     for name in names.split()
 }
+DOCS = Path(__file__).parents[2] / "docs" / "observability.md"
 QUEUED = Timing(queue_s=0.25, prefill_s=0.5, delay_s=0.125, num_delays=2)
 
 
@@ -65,7 +67,18 @@ async def test_the_names_are_those_of_the_table(ask: Asker) -> None:
     assert "vllm:" not in text and "process_cpu_seconds_total" in text
 
 
-async def test_vllm_names_show_the_same(tmp_path: object) -> None:
+def test_the_documentation_lists_them_all() -> None:
+    rows = re.findall(r"^\| (`.*`) \| (gauge|counter|histogram) \|", DOCS.read_text(), re.MULTILINE)
+    listed = [
+        (f"tokenspeed:{name}", kind)
+        for names, kind in rows
+        for name in re.findall(r"`(\w+)`", names)
+    ]
+    assert len(listed) == len(dict(listed))
+    assert {f"tokenspeed:{name}": kind for name, kind in listed} == TYPES
+
+
+async def test_vllm_names_show_the_same() -> None:
     client = FakeClient()
     client.timing = QUEUED
     client.stats = Stats(num_running=3, kv_usage=0.5, prompt_tokens=7)

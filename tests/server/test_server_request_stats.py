@@ -6,6 +6,7 @@ import ast
 import logging
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def records(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, Any]]
             assert list(values) == FIELDS
             found.append((match[1], values))
     return found
+
+
+def test_the_documentation_explains_each_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    table = text[text.index("| Field |") : text.index("What did not happen is 0")]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == FIELDS
+    (line,) = re.findall(r"Finish! RequestStats\((.*)\)", text)
+    call = ast.parse(f"f({line})", mode="eval").body
+    assert isinstance(call, ast.Call) and [each.arg for each in call.keywords] == FIELDS
 
 
 async def test_a_record_of_each_sample(caplog: pytest.LogCaptureFixture) -> None:
