@@ -69,11 +69,7 @@ async def test_the_names_are_those_of_the_table(ask: Asker) -> None:
 
 def test_the_documentation_lists_them_all() -> None:
     rows = re.findall(r"^\| (`.*`) \| (gauge|counter|histogram) \|", DOCS.read_text(), re.MULTILINE)
-    listed = [
-        (f"tokenspeed:{name}", kind)
-        for names, kind in rows
-        for name in re.findall(r"`(\w+)`", names)
-    ]
+    listed = [(name, kind) for names, kind in rows for name in re.findall(r"`(\w+)`", names)]
     assert len(listed) == len(dict(listed))
     assert {f"tokenspeed:{name}": kind for name, kind in listed} == TYPES
 
