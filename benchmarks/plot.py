@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +57,12 @@ STYLE = {
 }
 
 
-def results_of(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, float]]]:
-    """Every (model, figures by workload) in a result, wherever they lie."""
-    if not isinstance(value, dict):
-        return
-    if any(f"decode{batch}" in value for batch in BATCHES):
-        yield name, value
-        return
-    for key, inner in value.items():
-        yield from results_of(inner, value.get("model", key) if key == "results" else key)
+def result_of(value: Any) -> tuple[str, dict[str, float]]:
+    """(model, figures by workload) of a result of gpu_engine.py, those of an `earlier` run too."""
+    if not isinstance(value, dict) or "model" not in value or "results" not in value:
+        sys.exit("plot.py engine: a result of gpu_engine.py has a model and results")
+    earlier = {name: each for name, each in value.get("earlier", {}).items() if name != "note"}
+    return value["model"], earlier | value["results"]
 
 
 def decode_curve(figures: dict[str, float]) -> tuple[list[float], list[float], list[int]]:
@@ -79,8 +75,8 @@ def decode_curve(figures: dict[str, float]) -> tuple[list[float], list[float], l
 def engine(args: argparse.Namespace) -> Figure:
     models: dict[str, dict[str, float]] = {}
     for path in args.results:
-        for model, figures in results_of(json.loads(path.read_text())):
-            models.setdefault(model, figures)
+        model, figures = result_of(json.loads(path.read_text()))
+        models.setdefault(model, figures)
     peers = dict(PEER)
     if args.peer:
         found = json.loads(args.peer.read_text())
