@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from tokenspeed.options import ConfigError, Settings, option
@@ -21,6 +22,24 @@ class ServerConfig(Settings):
     )
     api_key_file: str | None = option(
         None, "file with more keys, one a line; read again when it changes, and on SIGHUP"
+    )
+    ssl_certfile: str | None = option(
+        None, "PEM file with the certificate (and those above it): HTTPS; read again on SIGHUP"
+    )
+    ssl_keyfile: str | None = option(
+        None, "PEM file with its private key (default: in --ssl-certfile)"
+    )
+    ssl_keyfile_password: str | None = option(
+        None, "what the private key is encrypted with", secret=True
+    )
+    ssl_ca_certs: str | None = option(
+        None, "PEM file with the authorities whose clients may connect"
+    )
+    ssl_cert_reqs: int | None = option(
+        None,
+        "certificates of clients: 0 none is asked for, 1 one that is sent must be valid, 2 each "
+        "client needs one (default: 2 with --ssl-ca-certs)",
+        choices=(0, 1, 2),
     )
     allowed_origins: tuple[str, ...] = option(
         (), "web pages whose scripts may call the API, as https://page.example, or * for all (CORS)"
@@ -118,6 +137,9 @@ class ServerConfig(Settings):
     strict_fields: bool = option(
         False, "refuse unknown request fields instead of ignoring them with a warning"
     )
+    forwarded_allow_ips: tuple[str, ...] = option(
+        (), "proxies, as addresses or networks, whose X-Forwarded-For the request log believes"
+    )
     enable_log_requests: bool = option(False, "log one line a request")
     enable_log_request_stats: bool = option(
         False, "log a record of tokens and times for each sample that ends"
@@ -142,3 +164,15 @@ class ServerConfig(Settings):
         for name in ("allowed_methods", "allowed_headers", "allow_credentials"):
             if getattr(self, name) and not self.allowed_origins:
                 raise ConfigError(f"{name} needs allowed_origins: no page may call the API else")
+        for address in self.forwarded_allow_ips:
+            try:
+                ipaddress.ip_network(address, strict=False)
+            except ValueError:
+                raise ConfigError(
+                    f"forwarded_allow_ips takes addresses and networks, got {address[:60]!r}"
+                ) from None
+        for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile: there is no TLS else")
+        if self.ssl_cert_reqs is not None and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, by which clients are checked")

@@ -122,7 +122,9 @@ NON_FACTS: dict[str, Any] = {
     **{"allowed_methods": ("GET",), "allowed_headers": ("a",), "allow_credentials": True},
     **{"max_header_bytes": 4096, "max_json_depth": 9, "max_messages": 9, "max_tools": 9},
     **{"max_prompts": 9, "max_sequences": 9, "body_timeout": 9.0, "request_timeout": 9.0},
-    **{"watchdog_timeout": 9.0},
+    **{"watchdog_timeout": 9.0, "ssl_certfile": "/c", "ssl_keyfile": "/k"},
+    **{"ssl_keyfile_password": "p", "ssl_ca_certs": "/a", "ssl_cert_reqs": 2},
+    **{"forwarded_allow_ips": ("10.0.0.0/8",)},
 }
 """Option -> a value that changes no fact, on a CPU."""
 
@@ -255,7 +257,7 @@ def test_every_option_has_its_row() -> None:
 
 @pytest.mark.parametrize("option", NON_FACTS)
 def test_other_settings_hit(find: Find, option: str) -> None:
-    needed = {"allowed_origins": ("*",)} if option.startswith("allow") else {}
+    needed = {"allowed_origins": ("*",), "ssl_certfile": "/c", "ssl_ca_certs": "/a"}
     assert find(**needed | {option: NON_FACTS[option]}) == find()
 
 

@@ -14,6 +14,7 @@ from server_fakes import CHAT, Asker, FakeClient, make_state, refused
 from tokenspeed.config import make_config
 from tokenspeed.options import ConfigError
 from tokenspeed.server import keys as keys_module
+from tokenspeed.server.client_address import TrustedProxies
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.lifecycle import Signals
 from tokenspeed.server.serve import serve
@@ -111,3 +112,39 @@ async def test_no_page_may_call_unless_one_is_named() -> None:
     for name, value in (("allowed_methods", ("GET",)), ("allow_credentials", True)):
         with pytest.raises(ConfigError, match="allowed_origins"):
             make_config({name: value})
+
+
+FORWARDED: list[tuple[tuple[str, ...], str, list[str], str]] = [
+    ((), "9.9.9.9", ["1.1.1.1"], "9.9.9.9"),
+    (("10.0.0.0/8",), "9.9.9.9", ["1.1.1.1"], "9.9.9.9"),  # not from a proxy
+    (("10.0.0.0/8",), "10.0.0.1", [], "10.0.0.1"),
+    (("10.0.0.0/8",), "10.0.0.1", ["1.1.1.1"], "1.1.1.1"),
+    (("10.0.0.0/8",), "10.0.0.1", ["6.6.6.6, 1.1.1.1, 10.0.0.2"], "1.1.1.1"),
+    (("10.0.0.0/8",), "10.0.0.1", ["6.6.6.6", "1.1.1.1", "10.0.0.2"], "1.1.1.1"),
+    (("10.0.0.0/8",), "10.0.0.1", ["6.6.6.6, nonsense"], "10.0.0.1"),
+    (("10.0.0.0/8",), "10.0.0.1", ["a\nb"], "10.0.0.1"),
+    (("::1", "fd00::/8"), "::1", ["2001:db8::5"], "2001:db8::5"),
+    (("0.0.0.0/0",), "10.0.0.1", [", ".join(["10.0.0.9"] * 99)], "10.0.0.9"),
+    (("10.0.0.1",), "-", ["1.1.1.1"], "-"),
+]
+
+
+@pytest.mark.parametrize(("proxies", "peer", "sent", "client"), FORWARDED)
+def test_the_word_of_proxies(
+    proxies: tuple[str, ...], peer: str, sent: list[str], client: str
+) -> None:
+    config = make_config({"forwarded_allow_ips": proxies}).server
+    headers = [(b"X-Forwarded-For", line.encode()) for line in sent]
+    scope = {"client": None if peer == "-" else (peer, 1), "headers": headers}
+    assert TrustedProxies(config.forwarded_allow_ips).client_of(scope) == client
+
+
+async def test_the_request_log_names_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tokenspeed")
+    ask = asker(enable_log_requests=True, forwarded_allow_ips=("127.0.0.1",), api_key=("secret",))
+    headers = {"x-forwarded-for": "1.1.1.1", "authorization": "Bearer secret", "x-request-id": "r7"}
+    await ask.http.get("/v1/models?key=secret", headers=headers)
+    (line,) = [record.message for record in caplog.records if "r7" in record.message]
+    assert line.startswith("1.1.1.1 GET /v1/models 200 ") and "secret" not in caplog.text
+    with pytest.raises(ConfigError, match="forwarded_allow_ips"):
+        make_config({"forwarded_allow_ips": ("proxy.example",)})

@@ -26,6 +26,7 @@ from tokenspeed.server import serve as serve_module
 from tokenspeed.server.http_server import HttpServer
 from tokenspeed.server.listener import listen
 from tokenspeed.server.serve import serve
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.text.source import ModelError
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}
@@ -207,7 +208,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_the_end(
 
     listener = listen("127.0.0.1", 0, 60.0)
     address = listener.getsockname()
-    server = HttpServer(flood, listener)
+    server = HttpServer(flood, listener, ServerConfig())
     with socket.create_connection(address) as silent:
         silent.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         async with asyncio.timeout(10):
@@ -289,3 +290,16 @@ async def test_public_addresses_without_keys_are_warned_of(
         with listen("0.0.0.0", 0, 5.0) as listener:
             run_module._warn_if_open(make_config(options), listener)
         assert any("--api-key" in record.message for record in caplog.records) is warned
+
+
+async def test_heads_above_what_is_read_end_the_connection() -> None:
+    """Up to the limit the application answers, above it the HTTP library; both say 431."""
+    client = FakeClient()
+    async with running(client, max_header_bytes=30_000) as server:
+        await server.until("ready")
+        for size, status in ((20_000, 200), (40_000, 431), (80_000, 431)):
+            async with connected(server) as (reader, writer):
+                writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"x" * size)
+                writer.write(b"\r\n\r\n")
+                head = await asyncio.wait_for(reader.readline(), 5)
+                assert int(head.split()[1]) == status

@@ -16,7 +16,6 @@ _PREFILL_GRAPHS = "steps of up to 1024 tokens are CUDA graphs; --disable-prefill
 _PADDED = "a step takes the next larger graph, and graphs are kept"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
 _NO_LORA = "no adapters yet; merge the adapter into the weights"
-_NO_TLS = "no TLS here; put a reverse proxy in front"
 _ROOM = "the KV pool is all that is kept on the device: --max-total-tokens or a memory share"
 
 TABLE: Table = {
@@ -193,7 +192,8 @@ TABLE: Table = {
     ),
     "Server": (
         refused("--root-path", "paths begin at /; let the reverse proxy take its prefix off"),
-        refused("--ssl-ca-certs --ssl-keyfile --ssl-certfile", _NO_TLS),
+        either("--enable-ssl-refresh", "SIGHUP reads the certificate again"),
+        refused("--ssl-ciphers", "TLS 1.2 and later, with the ciphers that HTTP/2 allows"),
         refused("--middleware", "no code of yours is run", takes=_MANY),
         refused("--uds --fd", "listens on --host and --port"),
         refused("--control-port --grpc-port", "one port serves everything: --port"),

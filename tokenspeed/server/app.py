@@ -21,7 +21,7 @@ def create_app(state: ServerState) -> ASGIApp:
     routes += [*info_routes(state), *page_routes(state)]
     router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)
-    return with_cors(server, Observe(app, state.metrics, log_requests=server.enable_log_requests))
+    return with_cors(server, Observe(app, state.metrics, server))
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

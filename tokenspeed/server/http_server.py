@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from typing import Any, cast
 
 import hypercorn.asyncio
@@ -13,21 +14,31 @@ from starlette.types import ASGIApp
 
 from tokenspeed.log import logger
 from tokenspeed.server.listener import BACKLOG
+from tokenspeed.server_config import ServerConfig
 
 KEEP_ALIVE_S = 75.0
+HANDSHAKE_S = 20
 CLOSE_S = 3.0
 """How long connections may take to close when the server stops."""
 
 
 class HttpServer:
-    """Serves `app` on `listener`, which it owns, from now until `stop`."""
+    """Serves `app` on `listener`, which it owns, from now until `stop`; through TLS if `tls` is
+    given.
+    """
 
-    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        limits: ServerConfig,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(
             hypercorn.asyncio.serve(
                 cast(Any, app),  # Hypercorn has narrower types of its own for the same thing
-                _settings(listener.detach()),
+                _settings(listener.detach(), limits, tls),
                 shutdown_trigger=self._stopping.wait,
                 mode="asgi",
             )
@@ -57,11 +68,31 @@ class HttpServer:
                 logger.debug("the HTTP server ended with %r", task.exception())
 
 
-def _settings(listener_fd: int) -> HypercornConfig:
+class _Settings(HypercornConfig):
+    """With a TLS context that was made elsewhere."""
+
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self.tls is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self.tls
+
+
+def _settings(
+    listener_fd: int, limits: ServerConfig, tls: ssl.SSLContext | None
+) -> HypercornConfig:
     """Limits for many long streams; what Hypercorn itself says is shown from warnings on."""
     log = logger.getChild("http")
     log.setLevel(logging.WARNING)
-    settings = HypercornConfig()
+    settings = _Settings()
+    settings.tls = tls
+    settings.ssl_handshake_timeout = HANDSHAKE_S
+    # The application refuses larger heads, and says why; what it is never shown is larger still.
+    settings.h11_max_incomplete_size = 2 * limits.max_header_bytes
+    settings.h2_max_header_list_size = 2 * limits.max_header_bytes
     settings.bind = [f"fd://{listener_fd}"]
     settings.errorlog = log
     settings.backlog = BACKLOG

@@ -35,6 +35,7 @@ def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -16,10 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import Body, ClientGone, header, send_error
+from tokenspeed.server.client_address import TrustedProxies
 from tokenspeed.server.errors import APIError, as_api_error, shorten
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.page_routes import PAGE_PATHS
+from tokenspeed.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
 
@@ -83,8 +85,10 @@ class Observe:
     Every exception ends here. Websockets are refused; lifespan events pass.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, *, log_requests: bool) -> None:
-        self._app, self._metrics, self._log_requests = app, metrics, log_requests
+    def __init__(self, app: ASGIApp, metrics: Metrics, server: ServerConfig) -> None:
+        self._app, self._metrics = app, metrics
+        self._log_requests = server.enable_log_requests
+        self._proxies = TrustedProxies(server.forwarded_allow_ips)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -105,9 +109,8 @@ class Observe:
         seconds = time.monotonic() - began
         self._metrics.http_request(path, scope["method"], status, seconds)
         if self._log_requests:
-            logger.info(
-                "%s %s %d %.3f s %s", scope["method"][:16], path, status, seconds, request_id
-            )
+            client, method = self._proxies.client_of(scope), scope["method"][:16]
+            logger.info("%s %s %s %d %.3f s %s", client, method, path, status, seconds, request_id)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> int:
         body = Body(receive)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine
 
@@ -24,6 +25,7 @@ from tokenspeed.server.listener import url_of
 from tokenspeed.server.load_log import log_load
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.state import ServerState
+from tokenspeed.server.tls import renew_certificate, tls_context
 from tokenspeed.spans import carried, span
 from tokenspeed.text.source import ModelError
 from tokenspeed.text.text_side import TextSide, load_text_side
@@ -46,13 +48,14 @@ async def run_server(
     `began`: when the start-up did, on the monotonic clock. The exit code; ConfigError for settings
     or a model that cannot be taken.
     """
-    url = url_of(listener)
+    tls = tls_context(config.server)
+    url = url_of(listener, is_tls=tls is not None)
     _warn_if_open(config, listener)
     state = ServerState(config, client)
-    signals = Signals(on_hangup=state.keys.reload if config.server.api_key_file else None)
+    signals = Signals(_on_hangup(state, tls))
     with span("http.app"):
         app = create_app(state)
-    server = HttpServer(app, listener)
+    server = HttpServer(app, listener, config.server, tls)
     with signals.installed():
         try:
             await first_of(
@@ -69,6 +72,20 @@ async def run_server(
         finally:
             await client.close()
             await server.stop()
+
+
+def _on_hangup(state: ServerState, tls: ssl.SSLContext | None) -> Callable[[], None] | None:
+    """What SIGHUP has read again, if there is anything."""
+    server = state.config.server
+    if server.api_key_file is None and tls is None:
+        return None
+
+    def reload() -> None:
+        state.keys.reload()
+        if tls is not None:
+            renew_certificate(tls, server)
+
+    return reload
 
 
 async def _start_up(state: ServerState, load_text: LoadText, url: str, began: float) -> None:

@@ -18,6 +18,7 @@ from tokenspeed.engine.client import EngineClient, EngineDead
 from tokenspeed.log import logger
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
+from tokenspeed.server.tls import tls_context
 from tokenspeed.spans import span
 
 _RUN = "tokenspeed.server.run"
@@ -28,7 +29,9 @@ def serve(config: Config) -> int:
     or a model that cannot be taken.
     """
     server = config.server
-    Keys(server.api_key, server.api_key_file)  # a file that gives none is found before the start
+    # Files that cannot be used are found before anything is started.
+    Keys(server.api_key, server.api_key_file)
+    tls_context(server)
     try:
         listener = listen(server.host, server.port, server.write_timeout)
     except OSError as error:
