@@ -199,6 +199,11 @@ def test_plain_routes(server: str) -> None:
     assert httpx.get(f"{server}/health").status_code == 200
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", httpx.get(f"{server}/version").json()["version"])
     assert gauge(server, "generation_tokens_total") > 0
+    for name in ("request_queue_time_seconds", "iteration_tokens_total"):
+        assert gauge(server, f"{name}_count") > 0
+    assert "<title>TokenSpeed</title>" in httpx.get(server).text
+    status = httpx.get(f"{server}/page/status").json()
+    assert status["phase"] == "ready" and status["stats"]["generation_tokens"] > 0
 
 
 def test_answers_do_not_depend_on_the_crowd(server: str) -> None:

@@ -117,6 +117,13 @@ async def test_times_and_steps_are_told(client: EngineClient) -> None:
     assert told[-1][1].scheduled_tokens - told[0][0].scheduled_tokens == 3 + 4
 
 
+async def test_phases_of_the_start_are_known(client: EngineClient) -> None:
+    phases = client.phases.phases
+    assert phases[0].name == "process" and {"weights", "kv"} <= {each.name for each in phases}
+    assert sum(each.seconds for each in phases) > 0.1, "an interpreter starts and imports torch"
+    assert client.phases.phases == phases, "they have ended"
+
+
 async def test_merging_loses_nothing() -> None:
     parts = [
         RequestDelta(request_id="m", token_ids=[1], num_cached_tokens=8, prompt_logprobs=[None]),

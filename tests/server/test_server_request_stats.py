@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import logging
 import re
 import time
@@ -102,6 +103,21 @@ async def test_what_did_not_happen_is_zero(caplog: pytest.LogCaptureFixture) -> 
     for name in ("queue_ms", "prefill_ms", "ttft_ms", "preempt_ms", "decode_tps", "commit_ts"):
         assert record[name] == 0.0, name
     assert record["total_ms"] > 0
+
+
+async def test_a_client_that_leaves_is_an_abort(caplog: pytest.LogCaptureFixture) -> None:
+    ask = make_ask(enable_log_request_stats=True)
+    ask.engine.gate.clear()
+    with caplog.at_level(logging.INFO, "tokenspeed"):
+        task = asyncio.create_task(ask.completion(prompt="four"))
+        async with asyncio.timeout(5):
+            while not ask.engine.running:
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    ((_, record),) = records(caplog)
+    assert (record["status"], record["reason"]) == ("aborted", "abort")
+    assert (record["prompt_tokens"], record["output_tokens"], record["queue_ms"]) == (4, 0, 0.0)
 
 
 async def test_nothing_is_logged_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
