@@ -240,7 +240,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class RequestDelta(msgspec.Struct, kw_only=True):
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one engine step added to one request. The last delta of a request has a finish reason.
 
     `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an
