@@ -93,6 +93,12 @@ class ServerConfig(Settings):
     body_timeout: float = option(
         60.0, "seconds in which a request's body must be there", low=0.1, high=86400.0
     )
+    prompt_timeout: float = option(
+        20.0,
+        "seconds in which chat template and tokenizer must turn a prompt into tokens",
+        low=0.01,
+        high=3600.0,
+    )
     request_timeout: float | None = option(
         None,
         "seconds in which a request must be answered, from its place in the queue on (default: no "

@@ -124,7 +124,7 @@ NON_FACTS: dict[str, Any] = {
     **{"max_prompts": 9, "max_sequences": 9, "body_timeout": 9.0, "request_timeout": 9.0},
     **{"watchdog_timeout": 9.0, "ssl_certfile": "/c", "ssl_keyfile": "/k"},
     **{"ssl_keyfile_password": "p", "ssl_ca_certs": "/a", "ssl_cert_reqs": 2},
-    **{"forwarded_allow_ips": ("10.0.0.0/8",)},
+    **{"forwarded_allow_ips": ("10.0.0.0/8",), "prompt_timeout": 9.0},
 }
 """Option -> a value that changes no fact, on a CPU."""
 

@@ -290,12 +290,16 @@ async def test_metrics(ask: Asker) -> None:
     assert "secret" not in text and "tokenspeed:build_info{version=" in text
 
 
-async def test_prompts_longer_than_a_thread_may_take(ask: Asker) -> None:
-    ask.state.offload._deadline_s = 0.05
+async def test_prompts_longer_than_a_thread_may_take() -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client, prompt_timeout=0.05))
     members = {"source": "", "render": lambda *_, **__: __import__("time").sleep(0.3)}
     template = type("Endless", (), members)()
     good = ask.state.text
     ask.state.text = type(good)(good.tokenizer, template)
-    assert refused(await ask.chat())["param"] == "messages"
+    error = refused(await ask.chat())
+    assert error["param"] == "messages"
+    assert "0.05" in error["message"] and "--prompt-timeout" in error["message"]
     ask.state.text = good
     assert (await ask.chat()).status_code == 200
+    await ask.check_alive()

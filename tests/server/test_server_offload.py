@@ -16,7 +16,7 @@ def num_threads() -> int:
 
 
 async def test_results_and_errors_come_back() -> None:
-    offload = Offload(threads=2)
+    offload = Offload(threads=2, deadline_s=20.0)
     assert await offload.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await offload.run(divmod, 7, 0)
@@ -40,7 +40,7 @@ async def test_an_endless_call_loses_its_thread_and_no_more() -> None:
 
 
 async def test_a_caller_that_leaves_takes_no_thread_along() -> None:
-    offload = Offload(threads=1)
+    offload = Offload(threads=1, deadline_s=20.0)
     release = threading.Event()
     for _ in range(MAX_LOST_THREADS):
         with pytest.raises(TimeoutError):
@@ -55,7 +55,7 @@ async def test_a_caller_that_leaves_takes_no_thread_along() -> None:
 
 async def test_a_caller_that_leaves_before_its_call_runs_costs_nothing() -> None:
     before = num_threads()
-    offload = Offload(threads=1)
+    offload = Offload(threads=1, deadline_s=20.0)
     release = threading.Event()
     busy = asyncio.create_task(offload.run(release.wait))
     waiting = asyncio.create_task(offload.run(divmod, 7, 2))
@@ -94,7 +94,7 @@ async def test_waiting_calls_are_limited_and_time_out() -> None:
 
 
 async def test_a_cancelled_call_is_never_run() -> None:
-    offload = Offload(threads=1)
+    offload = Offload(threads=1, deadline_s=20.0)
     called: list[int] = []
     busy = asyncio.create_task(offload.run(time.sleep, 0.1))
     await asyncio.sleep(0.02)

@@ -220,6 +220,25 @@ async def test_a_client_that_reads_nothing_does_not_hold_the_end(
             await server.stop()
 
 
+async def test_the_end_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12.1 on, a server counts as closed only when its connections are."""
+
+    async def wait_closed(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.Server, "wait_closed", wait_closed)
+    monkeypatch.setattr(http_server, "CLOSE_S", 0.3)
+    client = FakeClient()
+    client.pause_s = 0.2
+    async with running(client, drain_timeout=0.3) as server:
+        await server.until("ready")  # on a connection that stays open, idle
+        async with streaming(server) as (reader, _writer), connected(server):
+            os.kill(os.getpid(), signal.SIGTERM)
+            rest = await asyncio.wait_for(reader.readuntil(b"[DONE]"), 5)
+            assert b'"code":"shutdown"' in rest
+            assert await server.end(6) == 0
+
+
 async def test_engine_death_ends_the_server_with_events() -> None:
     client = FakeClient()
     client.pause_s = 0.02

@@ -167,7 +167,10 @@ async def offload(state: ServerState, field: str, function: Callable[..., T], *a
     try:
         return await state.offload.run(function, *args)
     except Overrun:
-        raise bad_request(f"{field} takes too long to turn into tokens", field) from None
+        limit_s = state.config.server.prompt_timeout
+        raise bad_request(
+            f"{field} takes longer than {limit_s:g} s to turn into tokens (--prompt-timeout)", field
+        ) from None
     except Overfull:
         raise overloaded("Too many prompts wait to be turned into tokens. Retry later.") from None
 

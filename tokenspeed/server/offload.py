@@ -43,7 +43,7 @@ class Offload:
     """`await offload.run(function, *args)` runs the call in one of `threads` threads."""
 
     def __init__(
-        self, *, threads: int = 2, max_waiting: int = 1024, deadline_s: float | None = 20.0
+        self, *, deadline_s: float | None, threads: int = 2, max_waiting: int = 1024
     ) -> None:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._max_waiting = max_waiting

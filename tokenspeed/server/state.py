@@ -61,7 +61,7 @@ class ServerState:
         self.names = config.server.served_model_name or (config.model.model,)
         self.metrics = Metrics(config, self.names[0], __version__, client)
         self.keys = Keys(config.server.api_key, config.server.api_key_file)
-        self.offload = Offload()
+        self.offload = Offload(deadline_s=config.server.prompt_timeout)
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
         self.created = int(time.time())
