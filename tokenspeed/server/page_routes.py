@@ -16,7 +16,6 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed import __version__
 from tokenspeed.engine.messages import Stats
 from tokenspeed.engine.phases import Phase
 from tokenspeed.server.asgi import send_body, send_json
@@ -59,7 +58,6 @@ class PageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     time: float
-    version: str
     models: tuple[str, ...]
     needs_key: bool
     phase: str
@@ -83,7 +81,6 @@ async def status(state: ServerState, scope: Scope, send: Send) -> None:
     phase = state.phase
     answer = PageStatus(
         time=time.monotonic(),
-        version=__version__,
         models=tuple(state.names),
         needs_key=state.keys.are_asked,
         phase=phase,
