@@ -21,7 +21,7 @@ from tokenspeed import LLM, SamplingParams
 
 RUNS = [
     pytest.param((GGUF, "smollm2"), id="gguf"),
-    pytest.param((BF16, "smollm2_bf16_folder"), id="bf16-folder"),
+    pytest.param((BF16, "smollm2_bf16_folder"), id="bf16-folder", marks=pytest.mark.long),
     pytest.param((GGUF, "smollm2_compiled"), id="gguf-compiled", marks=pytest.mark.long),
 ]
 
@@ -81,6 +81,7 @@ def test_teacher_forced(run: tuple[str, LLM], case: int) -> None:
     assert_golden_choices(llm, name, case)
 
 
+@pytest.mark.long
 def test_perplexity(run: tuple[str, LLM]) -> None:
     name, llm = run
     assert_golden_perplexity(llm, name)
