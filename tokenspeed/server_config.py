@@ -113,7 +113,7 @@ class ServerConfig(Settings):
         high=86400.0,
     )
     write_timeout: float = option(
-        60.0, "seconds a stream may make no progress before it is cut", low=1.0, high=86400.0
+        60.0, "seconds a client's socket may take nothing before it is cut", low=1.0, high=86400.0
     )
     reasoning_parser: str = option(
         "auto",

@@ -84,3 +84,14 @@ def test_peers_without_vllm_say_so_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SystemExit, match="needs vLLM") as error:
         script("peers_vllm")
     assert "\n" not in str(error.value)
+
+
+def test_a_light_reader_knows_when_each_token_came() -> None:
+    """An event counts when its last byte is there; the role's empty text is no token."""
+    reading = script("http_side").Reading()
+    first = b'5f\r\ndata: {"delta":{"role":"assistant","content":""}}\n\n'
+    for at, data in ((1.0, first), (2.0, b'{"content":" the'), (3.0, b'word"}{"content":"last"}')):
+        reading.data += data
+        reading.times.append(at)
+        reading.ends.append(len(reading.data))
+    assert reading.tokens() == [3.0, 3.0, 3.0]

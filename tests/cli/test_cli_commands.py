@@ -16,7 +16,7 @@ from tokenspeed.cli import env, pages
 from tokenspeed.cli.main import COMMANDS, main
 from tokenspeed.config import OPTIONS, Config
 from tokenspeed.engine import program
-from tokenspeed.engine.client import EngineRefused
+from tokenspeed.engine.attached import EngineRefused
 from tokenspeed.engine.messages import Stats
 from tokenspeed.engine.model import resolve_served
 from tokenspeed.options import ConfigError

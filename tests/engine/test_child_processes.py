@@ -10,7 +10,8 @@ import pytest
 from engine_tiny import tiny_config
 
 from tokenspeed.engine import client as client_module
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.attached import EngineDead
+from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 
 

@@ -8,20 +8,16 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-import zmq
-import zmq.asyncio
+from engine_reader import generate
 from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
 
-from tokenspeed.engine.client import EngineClient, merge
-from tokenspeed.engine.messages import Attach, Stats
+from tokenspeed.engine.attached import AttachedClient, EngineDead
+from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.messages import Stats
 from tokenspeed.request import (
-    FinishReason,
     GenerateRequest,
     InvalidRequest,
-    RequestDelta,
-    TokenLogprob,
 )
-from tokenspeed.timeline import Timing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +42,7 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 async def gather(client: EngineClient, spec: GenerateRequest) -> Outcome:
     outcome = Outcome()
-    async for delta in client.generate(spec):
+    async for delta in generate(client, spec):
         outcome.push(delta)
     return outcome
 
@@ -71,7 +67,7 @@ async def test_what_cannot_be_served_is_one_request_s_matter(client: EngineClien
     assert too_long.finish_reason == "error" and "256" in (too_long.error or "")
     outside = await gather(client, request("outside", [5, 199]))
     assert "vocabulary has 199" in (outside.error or "")
-    running = client.generate(request("twice", [5, 6], max_tokens=200, ignore_eos=True))
+    running = generate(client, request("twice", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(running)
     with pytest.raises(InvalidRequest, match="in use"):
         await gather(client, request("twice", [5, 6]))
@@ -86,27 +82,11 @@ async def test_messages_that_cannot_be_read_are_dropped(client: EngineClient) ->
     assert (await gather(client, request("after", [5, 6]))).error is None
 
 
-async def test_a_slow_reader_gets_everything_merged(client: EngineClient, tiny_model: str) -> None:
-    spec = request("slow", [5, 6], max_tokens=40, ignore_eos=True, prompt_logprobs=1)
-    done = client.stats.generation_tokens + 40
-    deltas = client.generate(spec)
-    outcome = Outcome()
-    outcome.push(await anext(deltas))
-    await until(lambda: client.stats.generation_tokens == done)
-    outcome.push(await anext(deltas))
-    with pytest.raises(StopAsyncIteration):
-        await anext(deltas)
-    expected = run(tiny_engine(tiny_model), [spec])["slow"]
-    assert outcome.token_ids == expected.token_ids and outcome.finish_reason == "length"
-    assert [entry.token_id for entry in outcome.logprobs] == outcome.token_ids
-    assert outcome.prompt_logprobs is not None and len(outcome.prompt_logprobs) == 2
-
-
 async def test_times_and_steps_are_told(client: EngineClient) -> None:
     told: list[tuple[Stats, Stats]] = []
     client.on_stats = lambda before, after: told.append((before, after))
     spec = request("timed", [15, 16, 17], max_tokens=5, ignore_eos=True)
-    deltas = [delta async for delta in client.generate(spec)]
+    deltas = [delta async for delta in generate(client, spec)]
     await until(lambda: is_idle(client))
     client.on_stats = None
     first, last = deltas[0].timing, deltas[-1].timing
@@ -124,29 +104,10 @@ async def test_phases_of_the_start_are_known(client: EngineClient) -> None:
     assert client.phases.phases == phases, "they have ended"
 
 
-async def test_merging_loses_nothing() -> None:
-    parts = [
-        RequestDelta(request_id="m", token_ids=[1], num_cached_tokens=8, prompt_logprobs=[None]),
-        RequestDelta(
-            request_id="m",
-            token_ids=[2],
-            logprobs=[TokenLogprob(2, -0.5)],
-            timing=Timing(queue_s=1.0),
-        ),
-        RequestDelta(request_id="m", finish_reason=FinishReason.STOP, stop_token=2),
-    ]
-    whole = merge(merge(parts[0], parts[1]), parts[2])
-    assert whole == merge(parts[0], merge(parts[1], parts[2]))
-    assert (whole.token_ids, whole.logprobs) == ([1, 2], [TokenLogprob(2, -0.5)])
-    assert (whole.num_cached_tokens, whole.prompt_logprobs) == (8, [None])
-    assert (whole.finish_reason, whole.stop_token) == ("stop", 2)
-    assert whole.timing == Timing(queue_s=1.0)
-
-
 async def test_a_hundred_disconnects_leave_nothing(client: EngineClient) -> None:
     async def leave(number: int) -> None:
         spec = request(f"d{number}", [number, 3, 4] * 5, max_tokens=200, ignore_eos=True)
-        deltas = client.generate(spec)
+        deltas = generate(client, spec)
         for _ in range(number % 3):
             await anext(deltas)
         if number % 2:
@@ -164,25 +125,21 @@ async def test_a_hundred_disconnects_leave_nothing(client: EngineClient) -> None
     steady, *_ = await asyncio.gather(gather(client, spec), *(leave(i) for i in range(100)))
     assert steady.token_ids == alone.token_ids
     await until(lambda: is_idle(client))
-    assert not client._streams
+    assert not client._sinks
 
 
 async def test_another_client_sees_its_own_and_may_vanish(client: EngineClient) -> None:
     """The engine knows clients by their sockets: what one of them leaves behind is aborted."""
-    other = EngineClient(client._config)
-    other._context = zmq.asyncio.Context()
-    other._socket = other._context.socket(zmq.DEALER)
-    other._socket.connect(client._address)
-    reader = asyncio.create_task(other._read_socket())
-    other._send(Attach())
+    other = AttachedClient()
+    other.attach(client.address)
     await other.wait_ready()
+    await until(lambda: other.stats.steps == client.stats.steps > 0)  # told without a step
     spec = request("mine", [5, 6], max_tokens=250, ignore_eos=True)
-    deltas = other.generate(spec)
+    deltas = generate(other, spec)
     await anext(deltas)
     assert client.stats.num_running == 1
-    reader.cancel()
-    other._context.destroy(linger=0)
+    await other.close()
     await gather(client, request("steps on", [5, 6], max_tokens=250, ignore_eos=True))
     await until(lambda: is_idle(client))
-    other.state = "dead"
-    await deltas.aclose()
+    with pytest.raises(EngineDead, match="left"):
+        await anext(deltas)

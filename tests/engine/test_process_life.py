@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from engine_reader import generate
 from engine_tiny import Outcome, request, tiny_config
 
 from tokenspeed.engine import client as client_module
-from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
+from tokenspeed.engine.attached import EngineDead, EngineRefused
+from tokenspeed.engine.client import EngineClient
 
 
 def is_alive(process_id: int) -> bool:
@@ -53,10 +55,10 @@ async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
     assert cpu_ticks(client.process_id) - before <= 1
     os.kill(client.process_id, signal.SIGINT)
     outcome = Outcome()
-    async for delta in client.generate(request("a", [5, 6])):
+    async for delta in generate(client, request("a", [5, 6])):
         outcome.push(delta)
     assert outcome.error is None
-    open_request = client.generate(request("b", [5, 6], max_tokens=200, ignore_eos=True))
+    open_request = generate(client, request("b", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(open_request)
     await closed_without_trace(client)
     with pytest.raises(EngineDead, match="closed"):
@@ -67,7 +69,7 @@ async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
 async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
     client = EngineClient(tiny_config(tiny_model))
     await client.start()
-    deltas = client.generate(request("doomed", [5, 6], max_tokens=200, ignore_eos=True))
+    deltas = generate(client, request("doomed", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(deltas)
     os.kill(client.process_id, signal.SIGKILL)
     with pytest.raises(EngineDead, match=r"SIGKILL.*engine ready") as caught:
@@ -75,7 +77,7 @@ async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
             pass
     assert client.state == "dead" and caught.type is EngineDead
     with pytest.raises(EngineDead, match="SIGKILL"):
-        await anext(client.generate(request("later", [5, 6])))
+        await anext(generate(client, request("later", [5, 6])))
     await closed_without_trace(client)
     assert "SIGKILL" in (client.failure or ""), "the first reason stays"
 

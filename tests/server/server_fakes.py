@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,7 +13,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tokenspeed.config import Config, make_config
-from tokenspeed.engine.client import EngineDead
+from tokenspeed.engine.attached import EngineDead, Sink
 from tokenspeed.engine.messages import Loading, Ready, Stats
 from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
@@ -83,6 +84,7 @@ class FakeClient:
         self.gate = asyncio.Event()
         self.gate.set()
         self.running: set[str] = set()
+        self.readers: dict[str, asyncio.Task[None]] = {}
         self.aborted: list[str] = []
         self.requests: list[GenerateRequest] = []
         self.num_closed = 0
@@ -103,10 +105,32 @@ class FakeClient:
     def die(self) -> None:
         self.state, self.failure = "dead", "killed by a test"
 
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        self.readers[request.id] = asyncio.create_task(self._read(request, sink))
+
+    async def _read(self, request: GenerateRequest, sink: Sink) -> None:
+        try:
+            async with contextlib.aclosing(self.generate(request)) as deltas:
+                async for delta in deltas:
+                    if delta.finish_reason is not None:
+                        del self.readers[request.id]
+                    sink.put(delta)
+        except Exception as error:
+            sink.fail(error)
+
+    def withdraw(self, request_id: str) -> None:
+        reader = self.readers.pop(request_id, None)
+        if reader is None:
+            return
+        if reader is not asyncio.current_task():
+            reader.cancel()
+        if request_id in self.running:
+            self.running.discard(request_id)
+            self.aborted.append(request_id)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestDelta, None]:
         self.requests.append(request)
         self.running.add(request.id)
-        is_finished = False
         try:
             await self.gate.wait()
             for delta in self._deltas(request):
@@ -116,12 +140,11 @@ class FakeClient:
                 self.die_after -= 1
                 if self.state == "dead":
                     raise EngineDead(self.failure)
-                is_finished = delta.finish_reason is not None
+                if delta.finish_reason is not None:
+                    self.running.discard(request.id)
                 yield delta
         finally:
             self.running.discard(request.id)
-            if not is_finished:
-                self.aborted.append(request.id)
 
     def _deltas(self, request: GenerateRequest) -> list[RequestDelta]:
         params = request.params

@@ -15,7 +15,7 @@ import pytest
 from server_fakes import ANSWER, CHAT, COMPLETIONS, FakeClient, make_state
 
 from tokenspeed.config import make_config
-from tokenspeed.engine.client import EngineDead
+from tokenspeed.engine.attached import EngineDead
 from tokenspeed.options import ConfigError
 from tokenspeed.server import batch as batch_module
 from tokenspeed.server.batch import BatchCounts, batch, run_batch

@@ -17,16 +17,14 @@ from running_server import Running, running
 from server_fakes import CHAT, FakeClient
 
 from tokenspeed.config import make_config
-from tokenspeed.engine.client import EngineRefused
+from tokenspeed.engine.attached import EngineRefused
 from tokenspeed.engine.messages import Loading
 from tokenspeed.options import ConfigError
 from tokenspeed.server import http_server
 from tokenspeed.server import run as run_module
 from tokenspeed.server import serve as serve_module
-from tokenspeed.server.http_server import HttpServer
 from tokenspeed.server.listener import listen
 from tokenspeed.server.serve import serve
-from tokenspeed.server_config import ServerConfig
 from tokenspeed.text.source import ModelError
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "ignore_eos": True}
@@ -189,35 +187,6 @@ async def test_streams_end_with_an_event_at_the_deadline_or_a_second_signal(seco
             assert b'"code":"shutdown"' in rest and b"[DONE]" in rest
             assert await server.end() == 0
             assert client.aborted
-
-
-async def test_a_client_that_reads_nothing_does_not_hold_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its socket's buffers are full, so that its connection cannot be closed in order."""
-    monkeypatch.setattr(http_server, "CLOSE_S", 0.3)
-    written = 0
-
-    async def flood(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal written
-        assert scope["type"] == "http"  # Hypercorn goes on without lifespan events
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        while True:
-            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
-            written += 1
-
-    listener = listen("127.0.0.1", 0, 60.0)
-    address = listener.getsockname()
-    server = HttpServer(flood, listener, ServerConfig())
-    with socket.create_connection(address) as silent:
-        silent.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with asyncio.timeout(10):
-            before = -1
-            while written == 0 or written != before:
-                before = written
-                await asyncio.sleep(0.2)
-        async with asyncio.timeout(5):
-            await server.stop()
 
 
 async def test_the_end_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

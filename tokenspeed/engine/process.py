@@ -59,7 +59,9 @@ class Server:
             stepping = self._engine.has_work
             is_busy = stepping or self._engine.has_spare_work
             timeout_ms = 0 if is_busy else None if is_checked else IDLE_CHECK_MS
+            num_clients = len(self._link.clients)
             messages = self._link.receive(timeout_ms)
+            has_newcomer = len(self._link.clients) > num_clients
             for client, message in messages:
                 if isinstance(message, Shutdown):
                     return
@@ -70,7 +72,7 @@ class Server:
             elif not messages and not is_busy and not is_checked:
                 self._engine.check()
                 is_checked = True
-            if stepping or self._outbox:
+            if stepping or self._outbox or has_newcomer:
                 self._send()
             if not messages and self._engine.prepare() and not self._engine.has_spare_work:
                 self._send()  # it is over: whoever asks for readiness with all graphs hears of it

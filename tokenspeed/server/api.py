@@ -77,7 +77,7 @@ class ApiEndpoint:
                 job = await api.prepare(state, request)
                 with job.place:
                     blocks = api.stream(state, request, job)
-                    await send_stream(receive, send, blocks, limits.write_timeout)
+                    await send_stream(receive, send, blocks)
             else:
                 answer = await until_disconnect(receive, api.create(state, request))
                 await send_json(send, msgspec.json.encode(answer))

@@ -20,7 +20,8 @@ from msgspec import UNSET
 from tqdm import tqdm
 
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
+from tokenspeed.engine.attached import EngineDead, EngineRefused
+from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.server.api import APIS, Api

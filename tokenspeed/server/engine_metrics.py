@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tokenspeed.config import CacheConfig
-from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.attached import AttachedClient
 
 _GAUGES = (
     ("num_requests_running", "requests in the running batch", "num_running"),
@@ -32,7 +32,7 @@ class EngineCollector:
     """Collects from an engine's client at each scrape."""
 
     def __init__(
-        self, cache: CacheConfig, model_name: str, version: str, client: EngineClient
+        self, cache: CacheConfig, model_name: str, version: str, client: AttachedClient
     ) -> None:
         self._cache, self._model_name = cache, model_name
         self._version, self._client = version, client

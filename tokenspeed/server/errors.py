@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tokenspeed.engine.client import EngineDead
+from tokenspeed.engine.attached import EngineDead
 from tokenspeed.log import logger
 from tokenspeed.request import InvalidRequest
 

@@ -1,21 +1,23 @@
 """All samples of one API request, running in the engine: their text as it comes, and the whole.
 
-A task a sample reads the engine's deltas and turns them into text; whoever consumes takes all that
-is ready at once. Leaving the `async with` block ends what still runs: the engine's client aborts a
-request whose iteration is closed.
+Each delta becomes text as it arrives, without a task of its own; whoever consumes takes all that is
+ready at once, and the deltas of a sample that came since the last time as one. Leaving the `async
+with` block ends what still runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from types import TracebackType
+
+import msgspec
 
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
-from tokenspeed.server.request_stats import RequestTimer
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.output import OutputText, Sample, TextDelta
 from tokenspeed.text.tokenizer import Tokenizer
@@ -70,24 +72,22 @@ class Generation:
         kept_ids: frozenset[int],
     ) -> None:
         self._state = state
-        self._tokenizer = tokenizer
-        self._requests = requests
-        self._kept_ids = kept_ids
-        self._timers: list[RequestTimer] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._pieces: list[Piece] = []
+        self._samples = [
+            _Running(self, index, OutputText(tokenizer, request, kept_ids), request)
+            for index, request in enumerate(requests)
+        ]
+        self._ready: dict[int, list[Piece]] = {}
         self._wake = asyncio.Event()
         self._error: Exception | None = None
         self._num_unfinished = len(requests)
+        self._first_token = contextlib.ExitStack()
         self._exit = contextlib.ExitStack()
 
     async def __aenter__(self) -> Generation:
         self._exit.enter_context(self._state.generating(self))
-        self._timers = [self._state.request_timer(request) for request in self._requests]
-        self._tasks = [
-            asyncio.create_task(self._pump(index, request))
-            for index, request in enumerate(self._requests)
-        ]
+        self._first_token.enter_context(self._state.first_token())
+        for sample in self._samples:
+            sample.start(self._state)
         return self
 
     async def __aexit__(
@@ -96,85 +96,131 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:
-            self._exit.close()
-            self._count_prompts()
+        for sample in self._samples:
+            sample.end("abort")
+        self._first_token.close()
+        self._exit.close()
+        self._count_prompts()
 
     @property
     def is_done(self) -> bool:
         """All samples have finished and all their pieces have been taken."""
         return self._num_unfinished == 0
 
-    async def take(self, timeout_s: float | None = None) -> list[Piece]:
-        """All pieces that are ready, in order; waits for one. Empty after `timeout_s` without any.
+    async def take(self) -> list[Piece]:
+        """What is ready, one piece for each sample that has news; waits for some, or for `nudge`.
 
         Raises what ended the generation, after the pieces that came before it.
         """
-        if not self._pieces and self._error is None:
+        if not self._ready and self._error is None:
             self._wake.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return []
-        if not self._pieces and self._error is not None:
+            await self._wake.wait()
+        if not self._ready and self._error is not None:
             raise self._error
-        pieces, self._pieces = self._pieces, []
-        self._num_unfinished -= sum(1 for piece in pieces if piece.new.finish_reason is not None)
+        ready, self._ready = self._ready, {}
+        pieces = [each[0] if len(each) == 1 else _joined(each) for each in ready.values()]
+        for piece in pieces:
+            if piece.new.finish_reason is not None:
+                self._num_unfinished -= 1
+            if piece.new.token_ids:
+                self._first_token.close()
         return pieces
 
     async def collect(self, count: UsageCount) -> list[Sample]:
         """Wait for all samples. Raises what ended the generation."""
-        samples = [Sample() for _ in self._requests]
+        samples = [Sample() for _ in self._samples]
         while not self.is_done:
             for piece in await self.take():
                 count.add(piece)
                 samples[piece.index].push(piece.new, piece.raw)
         return samples
 
+    def nudge(self) -> None:
+        """Let `take` return, with nothing if nothing is ready."""
+        self._wake.set()
+
+    def add(self, piece: Piece) -> None:
+        """For `take`."""
+        self._ready.setdefault(piece.index, []).append(piece)
+        self._wake.set()
+
     def fail(self, error: Exception) -> None:
         """End all samples with `error`, which `take` raises after what came before it."""
         self._error = self._error or error
         self._wake.set()
-        for task in self._tasks:
-            task.cancel()
+        for sample in self._samples:
+            sample.end("abort")
 
     def _count_prompts(self) -> None:
         """The samples of a prompt follow each other."""
-        num_samples = 1 + max(request.sample_index for request in self._requests)
-        lens = [timer.num_generated for timer in self._timers]
+        num_samples = 1 + max(sample.request.sample_index for sample in self._samples)
+        lens = [sample.num_generated for sample in self._samples]
         for start in range(0, len(lens), num_samples):
             self._state.metrics.prompt_ended(lens[start : start + num_samples])
 
-    async def _pump(self, index: int, request: GenerateRequest) -> None:
-        timer = self._timers[index]
-        waiting = contextlib.ExitStack()
+
+class _Running:
+    """One sample in the engine, a `Sink`: makes text of each delta as it arrives, so that a stop
+    string ends the request in time however slow its reader is.
+    """
+
+    def __init__(
+        self, generation: Generation, index: int, output: OutputText, request: GenerateRequest
+    ) -> None:
+        self._generation, self._index = generation, index
+        self._output, self.request = output, request
+
+    @property
+    def num_generated(self) -> int:
+        return self._timer.num_generated
+
+    def start(self, state: ServerState) -> None:
+        self._client = state.client
+        self._timer = state.request_timer(self.request)
         try:
-            waiting.enter_context(self._state.first_token())
-            output = OutputText(self._tokenizer, request, self._kept_ids)
-            async with contextlib.aclosing(self._state.client.generate(request)) as deltas:
-                async for delta in deltas:
-                    _raise_failure(delta)
-                    new = output.push(delta)
-                    timer.push(delta, len(new.token_ids))
-                    if new.token_ids:
-                        waiting.close()
-                    self._pieces.append(Piece(index, new, delta))
-                    self._wake.set()
-                    if new.finish_reason is not None:
-                        timer.finish(str(new.finish_reason))
-                        return
-            raise APIError(500, "The engine ended the request without a reason.")
+            self._client.submit(self.request, self)
         except Exception as error:
-            timer.finish("error")
             self.fail(error)
-        finally:
-            waiting.close()
-            timer.finish("abort")
+
+    def put(self, delta: RequestDelta) -> None:
+        try:
+            _raise_failure(delta)
+            new = self._output.push(delta)
+            self._timer.push(delta, len(new.token_ids))
+            self._generation.add(Piece(self._index, new, delta))
+            if new.finish_reason is not None:
+                self.end(str(new.finish_reason))
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        self._timer.finish("error")
+        self._generation.fail(error)
+
+    def end(self, reason: str) -> None:
+        """Leave the engine, if it is not over there; the first reason counts."""
+        self._timer.finish(reason)
+        self._client.withdraw(self.request.id)
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    """Pieces of one sample, in order, as one."""
+    news = [piece.new for piece in pieces]
+    logprobs = [each.logprobs for each in news if each.logprobs is not None]
+    new = replace(
+        news[-1],
+        text="".join(each.text for each in news),
+        token_ids=list(chain.from_iterable(each.token_ids for each in news)),
+        logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
+    )
+    raws = [piece.raw for piece in pieces]
+    raw = msgspec.structs.replace(
+        raws[-1],
+        token_ids=list(chain.from_iterable(each.token_ids for each in raws)),
+        prompt_logprobs=raws[0].prompt_logprobs,
+        num_cached_tokens=max(each.num_cached_tokens for each in raws),
+    )
+    return Piece(pieces[0].index, new, raw)
 
 
 def _raise_failure(delta: RequestDelta) -> None:

@@ -1,18 +1,29 @@
-"""Hypercorn, behind an interface small enough to put another server in its place."""
+"""Hypercorn's connections on a listener of ours, behind an interface small enough to put another
+server in its place.
+
+Accepting and stopping are done here: Hypercorn's own shutdown waits for open connections, on Python
+3.12 and later without limit. So are writes, of which there is one a token and stream.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
-import hypercorn.asyncio
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
-from starlette.types import ASGIApp
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.typing import LifespanState
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.log import logger
+from tokenspeed.server.asgi import ClientGone
 from tokenspeed.server.listener import BACKLOG
 from tokenspeed.server_config import ServerConfig
 
@@ -20,11 +31,16 @@ KEEP_ALIVE_S = 75.0
 HANDSHAKE_S = 20
 CLOSE_S = 3.0
 """How long connections may take to close when the server stops."""
+BEHIND_BYTES = 1 << 16
+"""A connection that has more than this to send is behind: its writers wait."""
+LOOKS = 8
+"""While they wait, a stall is looked for so many times in its limit."""
 
 
 class HttpServer:
     """Serves `app` on `listener`, which it owns, from now until `stop`; through TLS if `tls` is
-    given.
+    given. A client is cut when its socket takes nothing for `--write-timeout`, however slow it is
+    otherwise.
     """
 
     def __init__(
@@ -34,15 +50,13 @@ class HttpServer:
         limits: ServerConfig,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._stopping = asyncio.Event()
-        self._task = asyncio.create_task(
-            hypercorn.asyncio.serve(
-                cast(Any, app),  # Hypercorn has narrower types of its own for the same thing
-                _settings(listener.detach(), limits, tls),
-                shutdown_trigger=self._stopping.wait,
-                mode="asgi",
-            )
-        )
+        self._stall_s = limits.write_timeout
+        self._app = _limited(app, self._stall_s)
+        self._settings = _settings(limits)
+        self._tls = tls
+        self._context = WorkerContext(None)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._task = asyncio.create_task(self._accept(listener))
 
     async def ended(self) -> None:
         """Wait for the server to end by itself, which it should not; then raise."""
@@ -50,55 +64,118 @@ class HttpServer:
         raise RuntimeError("the HTTP server ended by itself")
 
     async def stop(self) -> None:
-        """Close the listener and all connections; give up on those that do not close in time.
-
-        Hypercorn's own limit does not hold on Python 3.12 and later, where it waits for every
-        connection first. What is given up ends with the event loop, which cancels each task.
-        """
+        """Close the listener and all connections; give up on those that do not close in time."""
         # Connections that are cut complain to the loop of their cancellation.
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: logger.debug("while closing: %s", context["message"])
         )
-        self._stopping.set()
-        await asyncio.wait({self._task}, timeout=CLOSE_S + 1.0)
         self._task.cancel()
-        done, _ = await asyncio.wait({self._task}, timeout=1.0)
-        for task in done:
-            if not task.cancelled() and task.exception() is not None:
-                logger.debug("the HTTP server ended with %r", task.exception())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._context.terminated.set()  # idle connections close by themselves
+        for seconds in (CLOSE_S, 1.0):
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=seconds)
+            for task in self._connections:
+                task.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        server = await asyncio.start_server(
+            self._serve,
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+        )
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        loop = asyncio.get_running_loop()
+        state = LifespanState()
+        words = (self._app, loop, self._settings, self._context, state, reader, writer)
+        await _Connection(*words, stall_s=self._stall_s)
 
 
-class _Settings(HypercornConfig):
-    """With a TLS context that was made elsewhere."""
+class _Connection(TCPServer):
+    """Writes without waiting while the client keeps up."""
 
-    tls: ssl.SSLContext | None = None
+    def __init__(self, *args: Any, stall_s: float) -> None:
+        super().__init__(*args)
+        self._stall_s = stall_s
+        self._num_written = 0
+
+    async def protocol_send(self, event: Event) -> None:
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+            return
+        try:
+            self.writer.write(event.data)
+            self._num_written += len(event.data)
+            if self.writer.transport.get_write_buffer_size() > BEHIND_BYTES:
+                await self._catch_up()
+        except (ConnectionError, RuntimeError):
+            await self.protocol.handle(Closed())
+
+    async def _catch_up(self) -> None:
+        """Wait until the client has taken most of it. Raises ConnectionError if it is gone, or has
+        taken nothing for `stall_s`.
+        """
+        now = asyncio.get_running_loop().time
+        taken, since = self._num_taken, now()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._stall_s / LOOKS):
+                    await self.writer.drain()
+                return
+            if self._num_taken > taken:
+                taken, since = self._num_taken, now()
+            elif now() - since >= self._stall_s:
+                logger.debug("a client is cut: it took nothing for %g s", self._stall_s)
+                self.writer.transport.abort()
+                raise ConnectionAbortedError
 
     @property
-    def ssl_enabled(self) -> bool:
-        return self.tls is not None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return self.tls
+    def _num_taken(self) -> int:
+        """Bytes that the socket has accepted."""
+        return self._num_written - self.writer.transport.get_write_buffer_size()
 
 
-def _settings(
-    listener_fd: int, limits: ServerConfig, tls: ssl.SSLContext | None
-) -> HypercornConfig:
+def _limited(app: ASGIApp, stall_s: float) -> Any:
+    """`app` as Hypercorn calls it. Over HTTP/2 a client can also stall one stream alone, by flow
+    control: then a single write takes too long.
+    """
+
+    async def call(scope: Scope, receive: Receive, send: Send, *_: Callable[..., Any]) -> None:
+        async def limited(message: Message) -> None:
+            try:
+                async with asyncio.timeout(stall_s):
+                    await send(message)
+            except TimeoutError:
+                raise ClientGone(f"did not read for {stall_s:g} s") from None
+
+        await app(scope, receive, limited if scope.get("http_version") == "2" else send)
+
+    return call
+
+
+def _settings(limits: ServerConfig) -> HypercornConfig:
     """Limits for many long streams; what Hypercorn itself says is shown from warnings on."""
     log = logger.getChild("http")
     log.setLevel(logging.WARNING)
-    settings = _Settings()
-    settings.tls = tls
-    settings.ssl_handshake_timeout = HANDSHAKE_S
+    settings = HypercornConfig()
     # The application refuses larger heads, and says why; what it is never shown is larger still.
     settings.h11_max_incomplete_size = 2 * limits.max_header_bytes
     settings.h2_max_header_list_size = 2 * limits.max_header_bytes
-    settings.bind = [f"fd://{listener_fd}"]
     settings.errorlog = log
-    settings.backlog = BACKLOG
     settings.keep_alive_timeout = KEEP_ALIVE_S
     settings.keep_alive_max_requests = 1 << 30
     settings.h2_max_concurrent_streams = 1000
     settings.include_server_header = False
-    settings.graceful_timeout = CLOSE_S
     return settings

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import Stats
 from tokenspeed.log import logger
 
@@ -40,7 +40,7 @@ class LoadLog:
 
 
 async def log_load(
-    client: EngineClient,
+    client: AttachedClient,
     interval_s: float,
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,

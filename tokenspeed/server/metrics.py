@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.process_collector import ProcessCollector
 
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import Stats
 from tokenspeed.server.engine_metrics import EngineCollector
 from tokenspeed.server.metrics_compat import VllmNames
@@ -30,7 +30,9 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 class Metrics:
     """One server's registry. `model_name` labels what concerns the model."""
 
-    def __init__(self, config: Config, model_name: str, version: str, client: EngineClient) -> None:
+    def __init__(
+        self, config: Config, model_name: str, version: str, client: AttachedClient
+    ) -> None:
         self.registry = CollectorRegistry()
         self.model_name = model_name
         self.registry.register(EngineCollector(config.cache, model_name, version, client))

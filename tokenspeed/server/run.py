@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 
 from tokenspeed.config import Config, ModelConfig
-from tokenspeed.engine.client import EngineClient, EngineDead, EngineRefused
+from tokenspeed.engine.attached import AttachedClient, EngineDead, EngineRefused
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.parsers.tables import choose_parsers
@@ -38,7 +38,7 @@ LoadText = Callable[[ModelConfig], TextSide]
 
 async def run_server(
     config: Config,
-    client: EngineClient,
+    client: AttachedClient,
     listener: socket.socket,
     *,
     began: float,

@@ -14,7 +14,8 @@ import time
 import uvloop
 
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient, EngineDead
+from tokenspeed.engine.attached import EngineDead
+from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tokenspeed import __version__
 from tokenspeed.config import Config
-from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import Ready
 from tokenspeed.request import GenerateRequest
 from tokenspeed.server.asgi import BodyRoom
@@ -54,7 +54,7 @@ class ServerState:
     while no API request is being served.
     """
 
-    def __init__(self, config: Config, client: EngineClient) -> None:
+    def __init__(self, config: Config, client: AttachedClient) -> None:
         self.config = config
         self.client = client
         self.text: TextSide | None = None

@@ -1,7 +1,7 @@
 """Server-sent events of a running generation: how they are built, and how they reach the client.
 
 The constant part of a job's events is encoded once. All events that are ready go out in one write,
-so that a slow reader gets fewer, larger ones. A client that stops reading is cut after a while.
+so that a slow reader gets fewer, larger ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 import msgspec
 from starlette.types import Receive, Send
 
-from tokenspeed.server.asgi import ClientGone, until_disconnect
+from tokenspeed.server.asgi import until_disconnect
 from tokenspeed.server.errors import as_api_error
 from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job
@@ -58,46 +58,67 @@ async def stream_job(
     state: ServerState, job: Job, fields: SamplingFields, kind: str, render: Render
 ) -> AsyncGenerator[bytes, None]:
     """Run the job; yields blocks of whole events, the last one with [DONE]."""
-    encoder = ChunkEncoder(job, kind, fields)
-    count, now = job.usage_count(), asyncio.get_running_loop().time
+    encoder, count = ChunkEncoder(job, kind, fields), job.usage_count()
     async with job.start(state) as generation:
-        ping_at = now() + PING_AFTER_S
-        while not generation.is_done:
-            block = []
-            for piece in await generation.take(ping_at - now()):
-                count.add(piece)
-                block += [encoder.choice(choice, count) for choice in render(piece)]
-            if block or now() >= ping_at:  # pieces may come that show nothing
-                yield b"".join(block) or PING
-                ping_at = now() + PING_AFTER_S
+        with Pulse(PING_AFTER_S, generation.nudge) as pulse:
+            while not generation.is_done:
+                block = []
+                for piece in await generation.take():
+                    count.add(piece)
+                    block += [encoder.choice(choice, count) for choice in render(piece)]
+                if block or pulse.is_due:  # pieces may come that show nothing
+                    yield b"".join(block) or PING
+                    pulse.restart()
     yield (encoder.usage(count.usage) if fields.wants_usage else b"") + DONE
 
 
-async def send_stream(
-    receive: Receive, send: Send, blocks: AsyncGenerator[bytes, None], write_timeout_s: float
-) -> None:
-    """Send the blocks as an event stream. Raises ClientGone when the client leaves or stalls."""
-    await until_disconnect(receive, _send_blocks(send, blocks, write_timeout_s))
+class Pulse:
+    """Calls `beat` when `seconds` have passed since the last restart. Restarting moves no timer, so
+    it costs next to nothing: one timer goes off every `seconds` and looks.
+    """
+
+    def __init__(self, seconds: float, beat: Callable[[], None]) -> None:
+        self._seconds, self._beat = seconds, beat
+        self._loop = asyncio.get_running_loop()
+        self.restart()
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def __enter__(self) -> Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    @property
+    def is_due(self) -> bool:
+        return self._loop.time() >= self._due
+
+    def restart(self) -> None:
+        self._due = self._loop.time() + self._seconds
+
+    def _look(self) -> None:
+        later = self._due
+        if self.is_due:
+            self._beat()
+            later = self._loop.time() + self._seconds
+        self._timer = self._loop.call_at(later, self._look)
 
 
-async def _send_blocks(
-    send: Send, blocks: AsyncGenerator[bytes, None], write_timeout_s: float
-) -> None:
-    async def write(block: bytes, more: bool = True) -> None:
-        try:
-            async with asyncio.timeout(write_timeout_s):
-                await send({"type": "http.response.body", "body": block, "more_body": more})
-        except TimeoutError:
-            raise ClientGone(f"did not read for {write_timeout_s:g} s") from None
+async def send_stream(receive: Receive, send: Send, blocks: AsyncGenerator[bytes, None]) -> None:
+    """Send the blocks as an event stream. Raises ClientGone when the client leaves; one that does
+    not read any more is cut by the HTTP server.
+    """
+    await until_disconnect(receive, _send_blocks(send, blocks))
 
+
+async def _send_blocks(send: Send, blocks: AsyncGenerator[bytes, None]) -> None:
     async with contextlib.aclosing(blocks):
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         try:
             async for block in blocks:
-                await write(block)
-        except ClientGone:
-            raise
+                await send({"type": "http.response.body", "body": block, "more_body": True})
         except Exception as error:
             # The status is sent already: what is left is an event of its own.
-            await write(b"data: " + as_api_error(error, "a stream").body() + b"\n\n" + DONE)
-        await write(b"", more=False)
+            last = b"data: " + as_api_error(error, "a stream").body() + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -33,6 +33,7 @@ class Vocabulary:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {}
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -53,6 +54,12 @@ class Vocabulary:
 
     def token_bytes(self, id: int) -> bytes:
         """The token's true bytes, which may be part of a character; b"" without a token."""
+        found = self._bytes.get(id)
+        if found is None:
+            found = self._bytes[id] = self._spelled_bytes(id)
+        return found
+
+    def _spelled_bytes(self, id: int) -> bytes:
         if id in self._added:
             return self._added[id].encode()
         token = self.token_text(id)

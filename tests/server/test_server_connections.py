@@ -1,0 +1,74 @@
+"""Clients that read slowly or not at all, as the HTTP server's connections see them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+from tokenspeed.server import http_server
+from tokenspeed.server.http_server import HttpServer
+from tokenspeed.server.listener import listen
+from tokenspeed.server_config import ServerConfig
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its socket's buffers are full, so that its connection cannot be closed in order."""
+    monkeypatch.setattr(http_server, "CLOSE_S", 0.3)
+    written = 0
+
+    async def flood(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal written
+        assert scope["type"] == "http"  # Hypercorn goes on without lifespan events
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+            written += 1
+
+    listener = listen("127.0.0.1", 0, 60.0)
+    address = listener.getsockname()
+    server = HttpServer(flood, listener, ServerConfig())
+    with socket.create_connection(address) as silent:
+        silent.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(10):
+            before = -1
+            while written == 0 or written != before:
+                before = written
+                await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):
+            await server.stop()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_only_a_client_whose_socket_takes_nothing_is_cut(reads: bool) -> None:
+    """A slow one needs far longer than the limit for what is to be written, and is served."""
+    ended = asyncio.Event()
+
+    async def flood(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(2):
+            await send({"type": "http.response.body", "body": bytes(12 << 20), "more_body": True})
+        if not reads:
+            assert (await receive())["type"] == "http.disconnect"
+        ended.set()
+
+    listener = listen("127.0.0.1", 0, 60.0)
+    server = HttpServer(flood, listener, ServerConfig(write_timeout=1.0))
+    with socket.create_connection(listener.getsockname()) as client:
+        client.setblocking(False)
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        size = 0
+        async with asyncio.timeout(20):
+            while not ended.is_set():
+                await asyncio.sleep(0.05)
+                if reads:
+                    with contextlib.suppress(BlockingIOError):
+                        size += len(client.recv(1 << 20))
+        assert not reads or size > 1 << 20
+        await server.stop()

@@ -1,0 +1,178 @@
+"""A client of an engine process that somebody started: submits requests, hands on what comes. No
+torch.
+
+One background task reads the socket and hands each delta to its request's sink, at once and on the
+event loop: nothing is queued here, and no task wakes for a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tokenspeed.engine.messages import (
+    Abort,
+    Attach,
+    FromEngine,
+    Loading,
+    Ready,
+    Stats,
+    StepOutputs,
+    Submit,
+    ToEngine,
+)
+from tokenspeed.engine.phases import StartupPhases
+from tokenspeed.request import GenerateRequest, InvalidRequest, RequestDelta
+
+
+class EngineDead(RuntimeError):
+    """The engine is gone; the message says why."""
+
+
+class EngineRefused(EngineDead):
+    """It could not start with these settings, or with this model."""
+
+
+class Sink(Protocol):
+    """Takes what a request receives, on the event loop; neither call may block or raise."""
+
+    def put(self, delta: RequestDelta) -> None: ...
+
+    def fail(self, error: Exception) -> None:
+        """The engine is gone: nothing more comes."""
+
+
+class AttachedClient:
+    """Requests to one engine. Lives on one event loop.
+
+    `state` goes loading -> ready -> dead, or loading -> dead; `failure` says why it is dead. Who
+    started the engine knows of its end first, and tells it with `note_death`.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["loading", "ready", "dead"] = "loading"
+        self.progress: Loading | None = None
+        self.phases = StartupPhases()
+        self.ready: Ready | None = None
+        self.failure: str | None = None
+        self.stats = Stats()
+        self.stats_at = 0.0
+        """When they came, on the monotonic clock."""
+        self.on_stats: Callable[[Stats, Stats], None] | None = None
+        """Told of those before, and these."""
+        self._sinks: dict[str, Sink] = {}
+        self._settled = asyncio.Event()  # ready or dead
+        self._is_refused = False
+        self._resources = contextlib.ExitStack()
+
+    def attach(self, address: str) -> None:
+        """Connect, and read from now on. The engine may bind the address a moment later."""
+        context = zmq.asyncio.Context()
+        self._resources.callback(context.destroy, linger=0)
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.RECONNECT_IVL, 20)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(address)
+        self._send(Attach())
+        self._run(asyncio.create_task(self._read_socket()))
+
+    def _run(self, task: asyncio.Task[None]) -> None:
+        """A background task whose failure is the engine's end."""
+        task.add_done_callback(self._note_failure)
+        self._resources.callback(task.cancel)
+
+    async def wait_ready(self) -> None:
+        """Return once the engine serves; raises EngineDead if it does not come to that,
+        EngineRefused if its settings or its model are the reason.
+        """
+        await self._settled.wait()
+        self._require_alive()
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """Start a request in an engine that is ready; `sink` gets its deltas, the last with a
+        finish reason. Raises EngineDead, or InvalidRequest for an id that is in use.
+        """
+        self._require_alive()
+        if request.id in self._sinks:
+            raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
+        self._sinks[request.id] = sink
+        self._send(Submit(request))
+
+    def withdraw(self, request_id: str) -> None:
+        """Abort a request of ours, unless it has finished. Its sink gets nothing more."""
+        if self._sinks.pop(request_id, None) is not None and self.state == "ready":
+            self._send(Abort([request_id]))
+
+    async def close(self) -> None:
+        """Leave the engine, which goes on. Open requests get EngineDead."""
+        self.note_death("the engine was left")
+        self._resources.close()
+
+    def _send(self, message: ToEngine) -> None:
+        """Hand over to ZeroMQ, which queues without limit and sends from its own thread."""
+        self._socket.send(msgspec.msgpack.encode(message))
+
+    def _require_alive(self) -> None:
+        if self.state == "dead":
+            raise self._death()
+
+    def _death(self) -> EngineDead:
+        kind = EngineRefused if self._is_refused else EngineDead
+        return kind(self.failure or "the engine is gone")
+
+    def note_death(self, message: str, *, is_refusal: bool = False) -> None:
+        """The engine is gone, for the reason that is given first."""
+        if self.state == "dead":
+            return
+        self._is_refused = is_refusal
+        self.state, self.failure = "dead", message
+        self.phases.end()
+        self._settled.set()
+        for sink in tuple(self._sinks.values()):
+            sink.fail(self._death())
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.note_death(f"the link to the engine broke: {type(error).__name__}: {error}")
+
+    async def _read_socket(self) -> None:
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        while True:
+            message = decoder.decode(await self._socket.recv())
+            if self.state == "dead":
+                continue
+            if isinstance(message, StepOutputs):
+                self._take_stats(message.stats)
+                self._hand_out(message.deltas)
+            elif isinstance(message, Loading):
+                self.progress = message
+                self.phases.enter(message.phase)
+            elif isinstance(message, Ready):
+                self.ready, self.state = message, "ready"
+                self.phases.end()
+                self.stats = msgspec.structs.replace(self.stats, jit=message.jit)
+                self._settled.set()
+            else:
+                self.note_death(message.message, is_refusal=message.is_refusal)
+
+    def _take_stats(self, stats: Stats) -> None:
+        before, self.stats, self.stats_at = self.stats, stats, time.monotonic()
+        if self.on_stats is not None:
+            self.on_stats(before, stats)
+
+    def _hand_out(self, deltas: list[RequestDelta]) -> None:
+        sinks = self._sinks
+        for delta in deltas:
+            is_last = delta.finish_reason is not None
+            id = delta.request_id
+            if (sink := sinks.pop(id, None) if is_last else sinks.get(id)) is not None:
+                sink.put(delta)
