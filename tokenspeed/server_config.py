@@ -146,6 +146,16 @@ class ServerConfig(Settings):
     forwarded_allow_ips: tuple[str, ...] = option(
         (), "proxies, as addresses or networks, whose X-Forwarded-For the request log believes"
     )
+    response_store_bytes: int = option(
+        64 << 20,
+        "memory for answers of /v1/responses that clients may ask for again; 0 keeps none",
+        low=0,
+        high=1 << 40,
+        suffixes=True,
+    )
+    response_store_ttl: float = option(
+        3600.0, "seconds for which such an answer is kept", low=1.0, high=30 * 86400.0
+    )
     enable_log_requests: bool = option(False, "log one line a request")
     enable_log_request_stats: bool = option(
         False, "log a record of tokens and times for each sample that ends"

@@ -1,39 +1,58 @@
-"""The two generation APIs as a table, and what is the same for both: from a JSON value to answers.
+"""The generation APIs as a table, and what is the same for all: from a JSON value to answers.
 
 `answer` serves batch files and plain HTTP requests alike; the endpoint adds what HTTP needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.server import chat, completions
+from tokenspeed.server import chat, completions, messages, responses
 from tokenspeed.server.asgi import read_json_body, send_json, until_disconnect
-from tokenspeed.server.job import Job
 from tokenspeed.server.limits import check_limits
-from tokenspeed.server.protocol import SamplingFields, parse_json, parse_request
-from tokenspeed.server.protocol_chat import ChatRequest
-from tokenspeed.server.protocol_completions import CompletionRequest
+from tokenspeed.server.protocol import RequestFields, parse_json, parse_request
+from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest
+from tokenspeed.server.protocol_completions import Completion, CompletionRequest
+from tokenspeed.server.protocol_messages import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    TokenCount,
+)
+from tokenspeed.server.protocol_responses import Response, ResponsesRequest
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import send_stream
 
-R = TypeVar("R", bound=SamplingFields)
+R = TypeVar("R", bound=RequestFields)
 
 
-@dataclass(frozen=True)
-class Api(Generic[R]):
+class Prepared(Protocol):
+    """What an API makes of a request: it has a place in the queue (`Job.place`)."""
+
+    @property
+    def place(self) -> contextlib.ExitStack: ...
+
+
+J = TypeVar("J", bound=Prepared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Api(Generic[R, J]):
     """One generation API. `prepare` refuses what cannot be served, before anything is sent."""
 
     path: str
+    summary: str
     request: type[R]
-    prepare: Callable[[ServerState, R], Awaitable[Job]]
-    complete: Callable[[ServerState, R, Job], Awaitable[msgspec.Struct]]
-    stream: Callable[[ServerState, R, Job], AsyncGenerator[bytes, None]]
+    answer: type[msgspec.Struct]
+    prepare: Callable[[ServerState, R], Awaitable[J]]
+    complete: Callable[[ServerState, R, J], Awaitable[msgspec.Struct]]
+    stream: Callable[[ServerState, R, J], AsyncGenerator[bytes, None]]
 
     def parse(self, state: ServerState, value: Any) -> R:
         check_limits(state.config.server, value)
@@ -47,21 +66,94 @@ class Api(Generic[R]):
             return await self.complete(state, request, job)
 
 
-CHAT = Api("/v1/chat/completions", ChatRequest, chat.prepare, chat.complete, chat.stream)
-COMPLETIONS = Api(
-    "/v1/completions",
-    CompletionRequest,
-    completions.prepare,
-    completions.complete,
-    completions.stream,
+CHAT = Api(
+    path="/v1/chat/completions",
+    summary="Messages in, an assistant's message out",
+    request=ChatRequest,
+    answer=ChatCompletion,
+    prepare=chat.prepare,
+    complete=chat.complete,
+    stream=chat.stream,
 )
-APIS: dict[str, Api[Any]] = {api.path: api for api in (CHAT, COMPLETIONS)}
+COMPLETIONS = Api(
+    path="/v1/completions",
+    summary="Text or token ids in, text out",
+    request=CompletionRequest,
+    answer=Completion,
+    prepare=completions.prepare,
+    complete=completions.complete,
+    stream=completions.stream,
+)
+RESPONSES = Api(
+    path="/v1/responses",
+    summary="Items in, items out",
+    request=ResponsesRequest,
+    answer=Response,
+    prepare=responses.prepare,
+    complete=responses.complete,
+    stream=responses.stream,
+)
+MESSAGES = Api(
+    path="/v1/messages",
+    summary="Anthropic's form: blocks in, blocks out",
+    request=MessagesRequest,
+    answer=Message,
+    prepare=messages.prepare,
+    complete=messages.complete,
+    stream=messages.stream,
+)
+APIS: dict[str, Api[Any, Any]] = {api.path: api for api in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[R]):
+    """A question with a JSON body that is answered whole. An empty body is an empty object."""
+
+    path: str
+    summary: str
+    request: type[R]
+    answer: Any
+    run: Callable[[ServerState, R], Awaitable[Any]]
+
+
+CALLS: tuple[Call[Any], ...] = (
+    Call(
+        path="/v1/messages/count_tokens",
+        summary="Tokens of a message's prompt",
+        request=CountTokensRequest,
+        answer=TokenCount,
+        run=messages.count_tokens,
+    ),
+)
+
+
+class CallEndpoint:
+    """A call over HTTP, as an ASGI application."""
+
+    def __init__(self, state: ServerState, call: Call[Any]) -> None:
+        self._state, self._call = state, call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state, call = self._state, self._call
+        limits = state.config.server
+        state.require_ready()  # before a body is read that nobody can serve
+        with state.serving():
+            with state.bodies.share() as take:
+                body = await read_json_body(scope, receive, limits.max_request_bytes, take)
+                value = parse_json(body or b"{}")
+                check_limits(limits, value)
+                request = parse_request(
+                    value, call.request, strict=limits.strict_fields, warnings=state.field_warnings
+                )
+                del body, value
+            answer = await until_disconnect(receive, call.run(state, request))
+            await send_json(send, msgspec.json.encode(answer))
 
 
 class ApiEndpoint:
     """An API over HTTP, as an ASGI application."""
 
-    def __init__(self, state: ServerState, api: Api[Any]) -> None:
+    def __init__(self, state: ServerState, api: Api[Any, Any]) -> None:
         self._state, self._api = state, api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokenspeed.server.api import APIS, ApiEndpoint
+from tokenspeed.server.api import APIS, CALLS, ApiEndpoint, CallEndpoint
 from tokenspeed.server.cors import with_cors
 from tokenspeed.server.info import info_routes
 from tokenspeed.server.middleware import Authenticate, LimitHead, Observe
@@ -18,6 +18,7 @@ def create_app(state: ServerState) -> ASGIApp:
     """The API of one engine, to be served or mounted."""
     server = state.config.server
     routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
+    routes += [Route(call.path, CallEndpoint(state, call), methods=["POST"]) for call in CALLS]
     routes += [*info_routes(state), *page_routes(state)]
     router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)

@@ -77,10 +77,6 @@ async def send_body(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: APIError) -> None:
-    await send_json(send, error.body(), error.status, error.headers)
-
-
 class BodyRoom:
     """Memory for the bodies of all requests that are being read and parsed, `size` bytes."""
 

@@ -281,7 +281,9 @@ class _Reader:
         self._seen.add(custom_id)
 
 
-async def _respond(state: ServerState, api: Api[Any], body: dict[str, object]) -> tuple[int, bytes]:
+async def _respond(
+    state: ServerState, api: Api[Any, Any], body: dict[str, object]
+) -> tuple[int, bytes]:
     """Status and JSON body of one request. Raises EngineDead: then no line is to blame."""
     while True:
         try:

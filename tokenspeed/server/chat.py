@@ -16,13 +16,15 @@ from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokeni
 from tokenspeed.server.logprobs import prompt_logprobs
 from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest, ChunkChoice
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.stream import stream_job
+from tokenspeed.server.stream import ChunkEvents, stream_job
 from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.text_side import TextSide
 
 
-async def prepare(state: ServerState, request: ChatRequest) -> Job:
-    """Check, render the template and tokenize. Raises APIError or InvalidRequest."""
+async def prepare(state: ServerState, request: ChatRequest, prefix: str = "chatcmpl-") -> Job:
+    """Check, render the template and tokenize. `prefix` begins the job's id. Raises APIError or
+    InvalidRequest.
+    """
     _, text = state.require_ready()
     state.model_name(request.model)
     asked = request.max_completion_tokens
@@ -41,18 +43,33 @@ async def prepare(state: ServerState, request: ChatRequest) -> Job:
         )
     form = form or plan.demand
     await check_grammar(state.grammars, request.forms, form)
-    prompt = await offload(state, "messages", _encode, text, request, plan)
+    prompt = await _prompt(state, text, request, plan)
     is_open = plan.is_open(request, prompt.text or "")
     if form is not None and is_open and not form.reasoning_end:
         form = msgspec.structs.replace(form, reasoning_end=plan.end_of_reasoning(tokenizer))
         is_open = bool(form.reasoning_end)  # else the form begins at once, and is no reasoning
     params = msgspec.structs.replace(params, structured_outputs=form)
-    job = make_job(state, request, params, [prompt], prefix="chatcmpl", prompt_field="messages")
+    job = make_job(state, request, params, [prompt], prefix=prefix, prompt_field="messages")
     parser = plan.parser(is_open)
     if parser is None:
         return job
     kept_ids = tokenizer.special_ids(plan.form.markers)
     return dataclasses.replace(job, new_parser=parser, kept_ids=kept_ids)
+
+
+async def prompt(state: ServerState, request: ChatRequest) -> Prompt:
+    """The prompt that the messages make, and nothing more. Raises APIError or InvalidRequest."""
+    _, text = state.require_ready()
+    state.model_name(request.model)
+    plan = plan_chat(state.config.server, text, request)
+    return await _prompt(state, text, request, plan)
+
+
+async def _prompt(
+    state: ServerState, text: TextSide, request: ChatRequest, plan: ChatPlan
+) -> Prompt:
+    require_tokenizer(text, "messages")
+    return await offload(state, "messages", _encode, text, request, plan)
 
 
 def _encode(text: TextSide, request: ChatRequest, plan: ChatPlan) -> Prompt:
@@ -91,7 +108,7 @@ def stream(state: ServerState, request: ChatRequest, job: Job) -> AsyncGenerator
             answers[piece.index] = _answer(state, request, job, piece.index)
         return answers[piece.index].chunks(piece)
 
-    return stream_job(state, job, request, "chat.completion.chunk", render)
+    return stream_job(state, job, ChunkEvents(job, "chat.completion.chunk", request, render))
 
 
 def _answer(state: ServerState, request: ChatRequest, job: Job, index: int) -> ChatAnswer:

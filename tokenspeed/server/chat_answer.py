@@ -20,6 +20,7 @@ from tokenspeed.parsers.events import (
     ReasoningDelta,
 )
 from tokenspeed.request import TokenLogprob
+from tokenspeed.server.answer_events import AnswerEvents
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job
 from tokenspeed.server.logprobs import chat_logprobs
@@ -52,15 +53,14 @@ class ChatAnswer:
         self._job = job
         self._index = index
         self._reasoning_fields = REASONING_FIELDS[reasoning_field]
-        self._parser = job.new_parser() if job.new_parser else None
+        self._parts = AnswerEvents(job, one_call=request.parallel_tool_calls is False)
         self._has_begun = False
-        self._has_calls = False
         self._entries: list[TokenLogprob] = []
         self._ids: list[int] = []
 
     def choice(self, sample: Sample) -> ChatChoice:
         """The whole answer."""
-        events = self._events(sample.text, is_last=True)
+        events = self._parts.push(sample.text, len(sample.token_ids), is_last=True)
         reasoning = "".join(each.text for each in events if isinstance(each, ReasoningDelta))
         content = "".join(each.text for each in events if isinstance(each, ContentDelta))
         calls = _calls(events)
@@ -73,7 +73,7 @@ class ChatAnswer:
             index=self._index,
             message=message,
             logprobs=self._logprobs(sample.logprobs),
-            finish_reason=self._finish_reason(str(sample.finish_reason)),
+            finish_reason=self._parts.finish_reason(str(sample.finish_reason)),
             stop_reason=sample.stop_reason,
             token_ids=sample.token_ids if self._request.return_token_ids else UNSET,
         )
@@ -86,7 +86,7 @@ class ChatAnswer:
         chunks = [] if self._has_begun else [self._first()]
         deltas = [
             delta
-            for event in self._events(new.text, is_last=is_last)
+            for event in self._parts.push(new.text, len(new.token_ids), is_last=is_last)
             if (delta := self._delta(event)) is not None
         ]
         wants_tokens = self._request.return_token_ids or self._request.logprobs
@@ -98,22 +98,11 @@ class ChatAnswer:
                 ChunkChoice(
                     index=self._index,
                     delta=Delta(),
-                    finish_reason=self._finish_reason(str(new.finish_reason)),
+                    finish_reason=self._parts.finish_reason(str(new.finish_reason)),
                     stop_reason=new.stop_reason,
                 )
             )
         return chunks
-
-    def _events(self, text: str, *, is_last: bool) -> list[Event]:
-        if self._parser is None:
-            return [ContentDelta(text)] if text else []
-        events = self._parser.feed(text)
-        if is_last:
-            events += self._parser.close()
-        if self._request.parallel_tool_calls is False:
-            events = [event for event in events if getattr(event, "index", 0) == 0]
-        self._has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in events)
-        return events
 
     def _first(self) -> ChunkChoice:
         self._has_begun = True
@@ -154,10 +143,6 @@ class ChatAnswer:
 
     def _reasoning(self, text: str) -> dict[str, Any]:
         return dict.fromkeys(self._reasoning_fields, text) if text else {}
-
-    def _finish_reason(self, reason: str) -> str:
-        """An answer that was cut says so, whatever it holds."""
-        return "tool_calls" if reason == "stop" and self._has_calls else reason
 
     def _logprobs(self, entries: list[TokenLogprob]) -> ChatLogprobs | None:
         num_top = self._request.num_logprobs

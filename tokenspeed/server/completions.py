@@ -19,7 +19,7 @@ from tokenspeed.server.protocol_completions import (
     CompletionRequest,
 )
 from tokenspeed.server.state import ServerState
-from tokenspeed.server.stream import stream_job
+from tokenspeed.server.stream import ChunkEvents, stream_job
 from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.output import Sample
 from tokenspeed.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ async def prepare(state: ServerState, request: CompletionRequest) -> Job:
         request,
         params,
         prompts,
-        prefix="cmpl",
+        prefix="cmpl-",
         prompt_field="prompt",
         default_max_tokens=DEFAULT_MAX_TOKENS,
     )
@@ -79,7 +79,7 @@ def stream(state: ServerState, request: CompletionRequest, job: Job) -> AsyncGen
         choice = writers[piece.index].piece(piece)
         return [] if choice is None else [choice]
 
-    return stream_job(state, job, request, "text_completion", render)
+    return stream_job(state, job, ChunkEvents(job, "text_completion", request, render))
 
 
 class _ChoiceWriter:

@@ -6,6 +6,10 @@ into it. A body never holds a traceback, a path or a whole input, and its messag
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
 import msgspec
 
 from tokenspeed.engine.attached import EngineDead
@@ -14,7 +18,7 @@ from tokenspeed.request import InvalidRequest
 
 MAX_MESSAGE_CHARS = 600
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -55,6 +59,53 @@ class APIError(Exception):
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.envelope)
+
+
+@contextlib.contextmanager
+def told_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals in the block that blame a field of `names` blame what it stands for: the request was
+    made of another one.
+    """
+    try:
+        yield
+    except (APIError, InvalidRequest) as error:
+        param = error.param or ""
+        inner = next((name for name in names if re.match(rf"{name}\b", param)), None)
+        if inner is None:
+            raise
+        told, message = names[inner], str(error)
+        if message.startswith(param):
+            message = told + message.removeprefix(param)
+        status, headers = 400, None
+        if isinstance(error, APIError):
+            status, headers = error.status, error.headers
+        raise APIError(status, message, param=told, code=error.code, headers=headers) from None
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, tag="error", tag_field="type", frozen=True):
+    error: AnthropicErrorBody
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: APIError) -> bytes:
+    """The error as clients of Anthropic's API read it, who look at its type and message."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    return msgspec.json.encode(AnthropicError(AnthropicErrorBody(kind, error.message)))
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:

@@ -1,4 +1,5 @@
-"""Routes that say what is served and how it goes: models, health, readiness, version, metrics.
+"""Routes that are asked without a body: models, health, readiness, version, metrics, and what is
+kept.
 
 /health is about the process (200 with an empty body unless the engine is dead), /ready about new
 work (200 only when it would be taken; else 503 with the phase). /ready?level=graphs also waits for
@@ -8,6 +9,7 @@ the CUDA graphs that a server records when it is ready already.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 import msgspec
@@ -15,11 +17,24 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed import __version__
+from tokenspeed.server import responses
 from tokenspeed.server.asgi import send_body, send_json
-from tokenspeed.server.errors import bad_request
+from tokenspeed.server.errors import bad_request, unsupported
+from tokenspeed.server.protocol_responses import DeletedResponse, Response
 from tokenspeed.server.state import ServerState
 
 Handler = Callable[[ServerState, Scope, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is asked for without a body. `answer` None: the answer is no JSON, or has no body."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    answer: type[msgspec.Struct] | None = None
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +62,20 @@ class Readiness(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: str = ""
 
 
-class Endpoint:
-    """A handler that needs no body, as an ASGI application."""
+class Version(msgspec.Struct, frozen=True):
+    version: str
 
-    def __init__(self, state: ServerState, handler: Handler) -> None:
-        self._state, self._handler = state, handler
+
+class LookEndpoint:
+    """All that one path is asked for without a body, as an ASGI application."""
+
+    def __init__(self, state: ServerState, path: str) -> None:
+        self._state = state
+        self.methods = {look.method: look.handler for look in LOOKS if look.path == path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(self._state, scope, send)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self.methods[method](self._state, scope, send)
 
 
 async def models(state: ServerState, scope: Scope, send: Send) -> None:
@@ -97,25 +118,42 @@ async def ready(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 async def version(state: ServerState, scope: Scope, send: Send) -> None:
-    await send_json(send, msgspec.json.encode({"version": __version__}))
+    await send_json(send, msgspec.json.encode(Version(__version__)))
 
 
 async def metrics(state: ServerState, scope: Scope, send: Send) -> None:
     await send_body(send, state.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
 
-HANDLERS: dict[str, Handler] = {
-    "/v1/models": models,
-    "/v1/models/{id:path}": model,
-    "/health": health,
-    "/ping": health,
-    "/ready": ready,
-    "/version": version,
-    "/metrics": metrics,
-}
+async def response(state: ServerState, scope: Scope, send: Send) -> None:
+    if b"stream=true" in scope["query_string"].lower():
+        raise unsupported("stream", "a response that has ended is given whole")
+    await send_json(send, responses.stored(state, scope["path_params"]["id"]))
+
+
+async def delete_response(state: ServerState, scope: Scope, send: Send) -> None:
+    id = scope["path_params"]["id"]
+    responses.delete(state, id)
+    await send_json(send, msgspec.json.encode(DeletedResponse(id)))
+
+
+RESPONSE = "/v1/responses/{id}"
+LOOKS = (
+    Look("GET", "/v1/models", "Names that are served", models, ModelList),
+    Look("GET", "/v1/models/{id:path}", "One of them", model, ModelCard),
+    Look("GET", RESPONSE, "A response that is kept", response, Response),
+    Look("DELETE", RESPONSE, "Forget a response", delete_response, DeletedResponse),
+    Look("GET", "/health", "Whether the process lives", health),
+    Look("GET", "/ping", "As /health", health),
+    Look("GET", "/ready", "Whether new requests are taken", ready, Readiness),
+    Look("GET", "/version", "The server's version", version, Version),
+    Look("GET", "/metrics", "Prometheus", metrics),
+)
 
 
 def info_routes(state: ServerState) -> list[Route]:
+    endpoints = {look.path: LookEndpoint(state, look.path) for look in LOOKS}
     return [
-        Route(path, Endpoint(state, handler), methods=["GET"]) for path, handler in HANDLERS.items()
+        Route(path, endpoint, methods=list(endpoint.methods))
+        for path, endpoint in endpoints.items()
     ]

@@ -79,7 +79,7 @@ def make_job(
     prompt_field: str,
     default_max_tokens: int | None = None,
 ) -> Job:
-    """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the ids."""
+    """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the id."""
     ready, text = state.require_ready()
     params = _settle(params, ready, text.tokenizer)
     num_sequences, most = len(prompts) * params.n, state.config.server.max_sequences
@@ -95,7 +95,7 @@ def make_job(
     model = state.model_name(fields.model)
     num_tokens = sum(len(prompt.ids) for prompt in prompts) * params.n
     place = state.reserve(num_sequences, num_tokens)
-    job_id = f"{prefix}-{uuid.uuid4().hex}"
+    job_id = prefix + uuid.uuid4().hex
     seed = state.draw_seed() if params.seed is None else params.seed
     requests = [
         GenerateRequest(

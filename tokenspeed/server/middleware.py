@@ -15,15 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.log import logger
-from tokenspeed.server.asgi import Body, ClientGone, header, send_error
+from tokenspeed.server.asgi import Body, ClientGone, header, send_json
 from tokenspeed.server.client_address import TrustedProxies
-from tokenspeed.server.errors import APIError, as_api_error, shorten
+from tokenspeed.server.errors import APIError, anthropic_body, as_api_error, shorten
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.page_routes import PAGE_PATHS
 from tokenspeed.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
+ANTHROPIC_PATH = "/v1/messages"
+"""Where errors are told in Anthropic's way."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _REASONS = {404: "Not found: {method} {path}", 405: "{method} is not allowed on {path}"}
@@ -37,7 +39,7 @@ class Authenticate:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys.are_asked and not _is_open(scope):
+        if scope["type"] == "http" and self._keys.are_asked and _path(scope) not in OPEN_PATHS:
             if not self._has_key(scope):
                 raise APIError(
                     401,
@@ -74,9 +76,10 @@ def _head_bytes(scope: Scope) -> int:
     return fields + len(scope["path"]) + len(scope.get("query_string", b""))
 
 
-def _is_open(scope: Scope) -> bool:
+def _path(scope: Scope) -> str:
+    """The path as the routes know it."""
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) in OPEN_PATHS
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class Observe:
@@ -122,7 +125,9 @@ class Observe:
             shown = _as_shown(error, scope, answer.request_id)
             if answer.status is None:
                 await body.discard()
-                await send_error(answer.send, shown)
+                is_anthropic = _path(scope).startswith(ANTHROPIC_PATH)
+                shown_as = anthropic_body(shown) if is_anthropic else shown.body()
+                await send_json(answer.send, shown_as, shown.status, shown.headers)
         return answer.status or 500
 
 

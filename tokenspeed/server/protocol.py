@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from tokenspeed.log import logger
 from tokenspeed.request import MAX_STOP_STRINGS, MAX_TOKENS, SamplingParams
 from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
 from tokenspeed.server.structured import FORMS, structured_outputs
-from tokenspeed.server.unsupported import UNSUPPORTED, refuse_unless_harmless
+from tokenspeed.server.unsupported import UNSUPPORTED, Unsupported, refuse_unless_harmless
 
 MAX_WARNED_FIELDS = 256
 MAX_SALT_CHARS = 256
@@ -58,13 +58,28 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields of both APIs. None is what null and absence mean: the default.
+class RequestFields(msgspec.Struct, kw_only=True):
+    """Fields of every API. None is what null and absence mean: the default.
+
+    `unsupported` are fields that are known, but cannot be honoured.
+    """
+
+    unsupported: ClassVar[Unsupported] = {}
+
+    model: str | None = None
+
+    def check(self) -> None:
+        """What holds between fields. Raises APIError."""
+
+
+class SamplingFields(RequestFields, kw_only=True):
+    """Fields of completions and chat.
 
     `user` to `safety_identifier` change nothing here and are taken as they come.
     """
 
-    model: str | None = None
+    unsupported = UNSUPPORTED
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
@@ -109,7 +124,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     safety_identifier: Any = None
 
     def check(self) -> None:
-        """What holds between fields. Raises APIError."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise unsupported("best_of", "only the value of n is taken; ask for n samples instead")
         if self.stream_options is not None and not self.stream:
@@ -191,6 +205,7 @@ _PLAIN_PARAMS = (
 INTEGER_FIELDS = (
     "max_tokens",
     "max_completion_tokens",
+    "max_output_tokens",
     "min_tokens",
     "top_k",
     "seed",
@@ -204,7 +219,7 @@ INTEGER_FIELDS = (
 """Fields that JavaScript and Go clients may send as 10.0 (`logprobs` of chat is a bool: 1.0 becomes
 1, which is refused just the same)."""
 
-R = TypeVar("R", bound=SamplingFields)
+R = TypeVar("R", bound=RequestFields)
 
 
 class FieldWarnings:
@@ -243,8 +258,8 @@ def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWar
     for name in value:
         if name in known:
             continue
-        if name in UNSUPPORTED:
-            refuse_unless_harmless(name, value[name])
+        if name in kind.unsupported:
+            refuse_unless_harmless(name, value[name], kind.unsupported)
         else:
             if strict:
                 raise bad_request(f"{shorten(name, 100)} is not a known field.", name)

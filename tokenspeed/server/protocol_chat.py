@@ -11,6 +11,7 @@ from tokenspeed.request import MAX_LOGPROBS
 from tokenspeed.server.errors import bad_request
 from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
 from tokenspeed.server.protocol_tools import ToolCall, ToolCallDelta
+from tokenspeed.server.unsupported import UNSUPPORTED, Unsupported
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -46,6 +47,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+CHAT_ONLY: Unsupported = UNSUPPORTED | dict.fromkeys(
+    ChatRequest.__struct_fields__, ((), "only /v1/chat/completions takes it")
+)
+"""Fields of chat, for the APIs that are made of it and have not all of them."""
 
 
 class AlternativeLogprob(msgspec.Struct, frozen=True):

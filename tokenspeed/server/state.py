@@ -33,6 +33,7 @@ from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
 from tokenspeed.server.request_stats import RequestTimer
+from tokenspeed.server.response_store import ResponseStore
 from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.tokens import TokenTable, token_table
@@ -64,6 +65,8 @@ class ServerState:
         self.offload = Offload(deadline_s=config.server.prompt_timeout)
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
+        server = config.server
+        self.responses = ResponseStore(server.response_store_bytes, server.response_store_ttl)
         self.created = int(time.time())
         self.draining = False
         self.open: set[Stoppable] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Protocol
 
 import msgspec
 from starlette.types import Receive, Send
@@ -34,42 +35,77 @@ Render = Callable[[Piece], Iterable[msgspec.Struct]]
 """A piece as the choices of the chunks that show it, an event each."""
 
 
-class ChunkEncoder:
-    """Events of one job. Usage stands in none, in the last alone, or in every one of them."""
+def named_events(events: Iterable[msgspec.Struct]) -> bytes:
+    """Tagged structs as events that are called by their tag."""
+    blocks = []
+    for event in events:
+        name = str(event.__struct_config__.tag).encode()
+        blocks.append(b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n")
+    return b"".join(blocks)
 
-    def __init__(self, job: Job, kind: str, fields: SamplingFields) -> None:
+
+class Events(Protocol):
+    """A job's stream as events: those before anything is generated, of each piece, and the last."""
+
+    def start(self) -> bytes: ...
+    def piece(self, piece: Piece, count: UsageCount) -> bytes: ...
+    def end(self, count: UsageCount) -> bytes: ...
+
+
+class ChunkEvents:
+    """Chunks of choices. Usage stands in none, in the last alone, or in every one of them."""
+
+    def __init__(self, job: Job, kind: str, fields: SamplingFields, render: Render) -> None:
         constant = {"id": job.id, "object": kind, "created": job.created, "model": job.model}
         self._head = b"data: " + msgspec.json.encode(constant)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if fields.wants_usage else b"]}\n\n"
-        self._always = fields.wants_usage_always
+        self._in_last, self._always = fields.wants_usage, fields.wants_usage_always
+        self._render = render
 
-    def choice(self, choice: msgspec.Struct, count: UsageCount) -> bytes:
+    def start(self) -> bytes:
+        return b""
+
+    def piece(self, piece: Piece, count: UsageCount) -> bytes:
         tail = self._usage_tail(count.usage) if self._always else self._tail
-        return self._head + msgspec.json.encode(choice) + tail
+        choices = map(msgspec.json.encode, self._render(piece))
+        return b"".join([self._head + choice + tail for choice in choices])
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._head + self._usage_tail(usage)
+    def end(self, count: UsageCount) -> bytes:
+        usage = self._head + self._usage_tail(count.usage) if self._in_last else b""
+        return usage + DONE
 
     def _usage_tail(self, usage: Usage) -> bytes:
         return b'],"usage":' + msgspec.json.encode(usage) + b"}\n\n"
 
 
-async def stream_job(
-    state: ServerState, job: Job, fields: SamplingFields, kind: str, render: Render
-) -> AsyncGenerator[bytes, None]:
-    """Run the job; yields blocks of whole events, the last one with [DONE]."""
-    encoder, count = ChunkEncoder(job, kind, fields), job.usage_count()
+async def stream_job(state: ServerState, job: Job, events: Events) -> AsyncGenerator[bytes, None]:
+    """Run the job; yields blocks of whole events."""
+    count = job.usage_count()
+    if head := events.start():
+        yield head
     async with job.start(state) as generation:
         with Pulse(PING_AFTER_S, generation.nudge) as pulse:
             while not generation.is_done:
-                block = []
+                block: list[bytes] = []
                 for piece in await generation.take():
                     count.add(piece)
-                    block += [encoder.choice(choice, count) for choice in render(piece)]
-                if block or pulse.is_due:  # pieces may come that show nothing
-                    yield b"".join(block) or PING
+                    block.append(events.piece(piece, count))
+                joined = b"".join(block)
+                if joined or pulse.is_due:  # pieces may come that show nothing
+                    yield joined or PING
                     pulse.restart()
-    yield (encoder.usage(count.usage) if fields.wants_usage else b"") + DONE
+    yield events.end(count)
+
+
+async def run_job(state: ServerState, job: Job, events: Events) -> None:
+    """Run the job to its end for whoever wants no stream: the events are dropped."""
+    count = job.usage_count()
+    async with job.start(state) as generation:
+        while not generation.is_done:
+            for piece in await generation.take():
+                count.add(piece)
+                events.piece(piece, count)
+    events.end(count)
 
 
 class Pulse:

@@ -14,7 +14,10 @@ _CHAT_ONLY = "only /v1/chat/completions takes it"
 _ADAPTERS = "no adapters are loaded here"
 _SAMPLERS = "temperature, top_p, top_k and min_p are the samplers here"
 
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+Unsupported = dict[str, tuple[tuple[Any, ...], str]]
+"""The values that ask for nothing (null always does), and why any other is refused."""
+
+UNSUPPORTED: Unsupported = {
     # OpenAI
     "tools": (([],), _TOOLS),
     "tool_choice": (("none",), _TOOLS),
@@ -86,12 +89,12 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "xtc_probability": ((0, 0.0), _SAMPLERS),
     "dry_multiplier": ((0, 0.0), _SAMPLERS),
 }
-"""The values that ask for nothing (null always does), and why any other is refused."""
+"""Of the completions and chat APIs."""
 
 
-def refuse_unless_harmless(name: str, value: Any) -> None:
+def refuse_unless_harmless(name: str, value: Any, table: Unsupported) -> None:
     """Raise APIError if `value` asks for something. A bool is no number: true is not 1."""
-    harmless, why = UNSUPPORTED[name]
+    harmless, why = table[name]
     if value is None or any(type(value) is type(each) and value == each for each in harmless):
         return
     raise unsupported(name, why)
