@@ -213,7 +213,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 9999}, "maximum context length is 256 tokens"),
-    ({"messages": []}, "messages holds"),
+    ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "role is one of"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text parts only"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "list of blocks"),

@@ -17,9 +17,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tokenspeed.engine.commands import Commands
 from tokenspeed.engine.messages import (
     Abort,
     Attach,
+    Done,
     FromEngine,
     Loading,
     Ready,
@@ -67,6 +69,7 @@ class AttachedClient:
         """When they came, on the monotonic clock."""
         self.on_stats: Callable[[Stats, Stats], None] | None = None
         """Told of those before, and these."""
+        self.commands = Commands(self._send)
         self._sinks: dict[str, Sink] = {}
         self._settled = asyncio.Event()  # ready or dead
         self._is_refused = False
@@ -139,6 +142,7 @@ class AttachedClient:
         self._settled.set()
         for sink in tuple(self._sinks.values()):
             sink.fail(self._death())
+        self.commands.fail(self._death())
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -153,6 +157,8 @@ class AttachedClient:
             if isinstance(message, StepOutputs):
                 self._take_stats(message.stats)
                 self._hand_out(message.deltas)
+            elif isinstance(message, Done):
+                self.commands.put(message)
             elif isinstance(message, Loading):
                 self.progress = message
                 self.phases.enter(message.phase)

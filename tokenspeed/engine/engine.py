@@ -92,9 +92,12 @@ class Engine:
         self._grammars = grammars
         self._spare_work = spare_work
         self._in_flight: LaunchedStep | None = None
+        self._is_paused = False
 
     @property
     def has_work(self) -> bool:
+        if self._is_paused:
+            return self._in_flight is not None
         return self._scheduler.has_work or self._num_compiling > 0
 
     @property
@@ -144,6 +147,8 @@ class Engine:
 
     def step(self) -> list[RequestDelta]:
         """One step, and what has been committed by it (with overlap, of the step before)."""
+        if self._is_paused:
+            return self._run(None)
         deltas = self._queue_compiled()
         batch = self._scheduler.schedule()
         if batch is None and self._in_flight is None and self._grammars:
@@ -151,15 +156,32 @@ class Engine:
         with ledger.serving(lambda: _shapes(batch), forbid=self._forbid_jit):
             return deltas + self._run(batch)
 
+    def pause(self) -> None:
+        """Launch no step until `resume`. Requests keep their place and their pages."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def flush_cache(self) -> int:
+        """Forget the prefixes that no request uses; how many pages of each group that frees."""
+        return self._scheduler.flush_cache()
+
     @property
     def has_spare_work(self) -> bool:
         """Is there something for `prepare` to do, whenever that may be?"""
-        return self._spare_work is not None and self._spare_work.num_later > 0
+        work = self._spare_work
+        return work is not None and work.num_later > 0 and not self._is_paused
 
     def prepare(self) -> bool:
         """Do a piece of what makes later steps faster, if nobody waits; was there one?"""
         work = self._spare_work
-        if work is None or self.stats.num_waiting or not work.may_record(not self.has_work):
+        if (
+            work is None
+            or self._is_paused
+            or self.stats.num_waiting
+            or not work.may_record(not self.has_work)
+        ):
             return False
         with ledger.rehearsing():
             work.record_next()

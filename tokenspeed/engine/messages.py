@@ -8,6 +8,8 @@ all that either side decodes.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tokenspeed.config import Config
@@ -34,6 +36,18 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
     request_ids: list[str]
+
+
+Action = Literal["flush_cache", "pause", "continue"]
+
+
+class Command(msgspec.Struct, tag="command", frozen=True):
+    """What whoever runs the server tells the engine to do now; answered by `Done` with the same
+    number.
+    """
+
+    number: int
+    action: Action
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
@@ -104,5 +118,12 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
     stats: Stats
 
 
-ToEngine = Attach | Submit | Abort | Shutdown
-FromEngine = Loading | Ready | Failed | StepOutputs
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """A command has been carried out. `num_pages` were freed by it."""
+
+    number: int
+    num_pages: int = 0
+
+
+ToEngine = Attach | Submit | Abort | Command | Shutdown
+FromEngine = Loading | Ready | Failed | StepOutputs | Done

@@ -25,6 +25,8 @@ from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.link import EngineLink
 from tokenspeed.engine.messages import (
     Abort,
+    Command,
+    Done,
     Failed,
     Launch,
     Loading,
@@ -80,6 +82,8 @@ class Server:
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Abort):
             self._post(self._engine.abort(message.request_ids))
+        elif isinstance(message, Command):
+            self._link.send(client, self._command(message))
         elif isinstance(message, Submit):
             request_id = message.request.id
             error = "its id is in use" if request_id in self._owners else self._add(message)
@@ -90,6 +94,16 @@ class Server:
                 request_id=request_id, finish_reason=FinishReason.ERROR, error=error
             )
             self._outbox.setdefault(client, []).append(delta)
+
+    def _command(self, message: Command) -> Done:
+        engine = self._engine
+        if message.action == "pause":
+            engine.pause()
+        elif message.action == "continue":
+            engine.resume()
+        else:
+            return Done(message.number, engine.flush_cache())
+        return Done(message.number)
 
     def _add(self, message: Submit) -> str | None:
         """Queue a request; the reason if it cannot be."""

@@ -150,6 +150,10 @@ class Scheduler:
         request.finish_reason = FinishReason.ABORT
         return self._withdraw(request, State.ABORTED)
 
+    def flush_cache(self) -> int:
+        """Forget the prefixes that no request uses; how many pages of each group that frees."""
+        return self._kv.flush()
+
     def fail(self, request_id: str, error: str) -> RequestDelta:
         """End a request that cannot go on, in whatever state it is."""
         request = self._requests[request_id]

@@ -176,6 +176,12 @@ class KVManager:
             allocator.free(table[i] for i in range(shared, len(table)) if i not in kept)
         self._tree.unlock(holding.node)
 
+    def flush(self) -> int:
+        """Forget all prefixes that nobody uses now; how many pages of each group that frees."""
+        count = self._tree.num_evictable
+        self._evict(count)
+        return count
+
     def check(self, live: Iterable[Holding]) -> None:
         """Prove, given all live holdings, that free + used + cached = total in each group, that no
         page has two writers and that the tree's locks are the live holdings'.

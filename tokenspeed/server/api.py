@@ -20,10 +20,8 @@ from tokenspeed.server.protocol import RequestFields, parse_json, parse_request
 from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest
 from tokenspeed.server.protocol_completions import Completion, CompletionRequest
 from tokenspeed.server.protocol_messages import (
-    CountTokensRequest,
     Message,
     MessagesRequest,
-    TokenCount,
 )
 from tokenspeed.server.protocol_responses import Response, ResponsesRequest
 from tokenspeed.server.state import ServerState
@@ -103,51 +101,6 @@ MESSAGES = Api(
     stream=messages.stream,
 )
 APIS: dict[str, Api[Any, Any]] = {api.path: api for api in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call(Generic[R]):
-    """A question with a JSON body that is answered whole. An empty body is an empty object."""
-
-    path: str
-    summary: str
-    request: type[R]
-    answer: Any
-    run: Callable[[ServerState, R], Awaitable[Any]]
-
-
-CALLS: tuple[Call[Any], ...] = (
-    Call(
-        path="/v1/messages/count_tokens",
-        summary="Tokens of a message's prompt",
-        request=CountTokensRequest,
-        answer=TokenCount,
-        run=messages.count_tokens,
-    ),
-)
-
-
-class CallEndpoint:
-    """A call over HTTP, as an ASGI application."""
-
-    def __init__(self, state: ServerState, call: Call[Any]) -> None:
-        self._state, self._call = state, call
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state, call = self._state, self._call
-        limits = state.config.server
-        state.require_ready()  # before a body is read that nobody can serve
-        with state.serving():
-            with state.bodies.share() as take:
-                body = await read_json_body(scope, receive, limits.max_request_bytes, take)
-                value = parse_json(body or b"{}")
-                check_limits(limits, value)
-                request = parse_request(
-                    value, call.request, strict=limits.strict_fields, warnings=state.field_warnings
-                )
-                del body, value
-            answer = await until_disconnect(receive, call.run(state, request))
-            await send_json(send, msgspec.json.encode(answer))
 
 
 class ApiEndpoint:

@@ -6,7 +6,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tokenspeed.server.api import APIS, CALLS, ApiEndpoint, CallEndpoint
+from tokenspeed.server.api import APIS, ApiEndpoint
+from tokenspeed.server.calls import CALLS, CallEndpoint
 from tokenspeed.server.cors import with_cors
 from tokenspeed.server.info import info_routes
 from tokenspeed.server.middleware import Authenticate, LimitHead, Observe

@@ -36,24 +36,28 @@ async def prepare(state: ServerState, request: CompletionRequest) -> Job:
         scored = max(request.logprobs, request.prompt_logprobs or 0)
         params = msgspec.structs.replace(params, prompt_logprobs=scored)
     await check_grammar(state.grammars, request.forms, params.structured_outputs)
-    given = request.prompts()
-    texts = [prompt for prompt in given if isinstance(prompt, str)]
-    if texts:
-        tokenizer = require_tokenizer(text, "prompt")
-        special = request.add_special_tokens is not False
-        encoded = await offload(state, "prompt", _encode, tokenizer, texts, special)
-        prompts = [Prompt(ids=ids, text=text) for ids, text in zip(encoded, texts, strict=True)]
-    else:
-        prompts = [Prompt(ids=prompt) for prompt in given if not isinstance(prompt, str)]
     return make_job(
         state,
         request,
         params,
-        prompts,
+        await prompts(state, request),
         prefix="cmpl-",
         prompt_field="prompt",
         default_max_tokens=DEFAULT_MAX_TOKENS,
     )
+
+
+async def prompts(state: ServerState, request: CompletionRequest) -> list[Prompt]:
+    """The prompts, and nothing more. Raises APIError or InvalidRequest."""
+    _, text = state.require_ready()
+    given = request.prompts()
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    if not texts:
+        return [Prompt(ids=prompt) for prompt in given if not isinstance(prompt, str)]
+    tokenizer = require_tokenizer(text, "prompt")
+    special = request.add_special_tokens is not False
+    encoded = await offload(state, "prompt", _encode, tokenizer, texts, special)
+    return [Prompt(ids=ids, text=text) for ids, text in zip(encoded, texts, strict=True)]
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[list[int]]:

@@ -125,6 +125,11 @@ def unsupported(param: str, why: str) -> APIError:
     return bad_request(f"{param} is not supported: {why}", param, "unsupported_parameter")
 
 
+def not_offered(message: str) -> APIError:
+    """A route that clients know, and that nothing stands behind here."""
+    return bad_request(message, None, "unsupported_operation")
+
+
 def unavailable(message: str, code: str, retry_after_s: int = 5) -> APIError:
     """Nothing is wrong with the request; the same one may work a little later."""
     return APIError(503, message, code=code, headers={"Retry-After": str(retry_after_s)})

@@ -103,6 +103,11 @@ class Generation:
         self._count_prompts()
 
     @property
+    def job_id(self) -> str:
+        """By which the client knows its request."""
+        return self._samples[0].request.id.rpartition("-")[0]
+
+    @property
     def is_done(self) -> bool:
         """All samples have finished and all their pieces have been taken."""
         return self._num_unfinished == 0

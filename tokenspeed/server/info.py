@@ -8,8 +8,9 @@ the CUDA graphs that a server records when it is ready already.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -17,6 +18,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed import __version__
+from tokenspeed.config import GROUPS
+from tokenspeed.options import options_of
 from tokenspeed.server import responses
 from tokenspeed.server.asgi import send_body, send_json
 from tokenspeed.server.errors import bad_request, unsupported
@@ -66,16 +69,15 @@ class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-class LookEndpoint:
-    """All that one path is asked for without a body, as an ASGI application."""
+class Endpoint:
+    """Handlers that need no body, by method, as an ASGI application."""
 
-    def __init__(self, state: ServerState, path: str) -> None:
-        self._state = state
-        self.methods = {look.method: look.handler for look in LOOKS if look.path == path}
+    def __init__(self, state: ServerState, handlers: Mapping[str, Handler]) -> None:
+        self._state, self.handlers = state, handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self.methods[method](self._state, scope, send)
+        await self.handlers[method](self._state, scope, send)
 
 
 async def models(state: ServerState, scope: Scope, send: Send) -> None:
@@ -125,6 +127,39 @@ async def metrics(state: ServerState, scope: Scope, send: Send) -> None:
     await send_body(send, state.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
 
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """`settings` by group, as they are in effect, without those that are secret."""
+
+    version: str
+    models: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    num_pages: int
+    block_size: int
+    engine: str
+    settings: dict[str, dict[str, Any]]
+
+
+async def server_info(state: ServerState, scope: Scope, send: Send) -> None:
+    ready, _ = state.require_ready()
+    settings: dict[str, dict[str, Any]] = {}
+    for name, kind in GROUPS.items():
+        group = getattr(state.config, name)
+        shown = [option for option in options_of(kind) if not option.secret]
+        settings[name] = {option.name: getattr(group, option.name) for option in shown}
+    answer = ServerInfo(
+        version=__version__,
+        models=tuple(state.names),
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        num_pages=ready.num_pages,
+        block_size=ready.block_size,
+        engine=ready.summary,
+        settings=settings,
+    )
+    await send_json(send, msgspec.json.encode(answer))
+
+
 async def response(state: ServerState, scope: Scope, send: Send) -> None:
     if b"stream=true" in scope["query_string"].lower():
         raise unsupported("stream", "a response that has ended is given whole")
@@ -147,13 +182,16 @@ LOOKS = (
     Look("GET", "/ping", "As /health", health),
     Look("GET", "/ready", "Whether new requests are taken", ready, Readiness),
     Look("GET", "/version", "The server's version", version, Version),
+    Look("GET", "/server_info", "Model, engine and settings", server_info, ServerInfo),
     Look("GET", "/metrics", "Prometheus", metrics),
 )
 
 
 def info_routes(state: ServerState) -> list[Route]:
-    endpoints = {look.path: LookEndpoint(state, look.path) for look in LOOKS}
+    handlers: dict[str, dict[str, Handler]] = {}
+    for look in LOOKS:
+        handlers.setdefault(look.path, {})[look.method] = look.handler
     return [
-        Route(path, endpoint, methods=list(endpoint.methods))
-        for path, endpoint in endpoints.items()
+        Route(path, Endpoint(state, by_method), methods=list(by_method))
+        for path, by_method in handlers.items()
     ]

@@ -99,7 +99,7 @@ def page_routes(state: ServerState) -> list[Route]:
         Route(path, PageFile(_read(name), _TYPES[Path(name).suffix]), methods=["GET"])
         for path, name in FILES.items()
     ]
-    return [*files, Route(STATUS, Endpoint(state, status), methods=["GET"])]
+    return [*files, Route(STATUS, Endpoint(state, {"GET": status}), methods=["GET"])]
 
 
 def _read(name: str) -> bytes:

@@ -44,6 +44,8 @@ _LARGE_BODIES = 8
 
 
 class Stoppable(Protocol):
+    @property
+    def job_id(self) -> str: ...
     def fail(self, error: Exception) -> None: ...
 
 
@@ -69,6 +71,7 @@ class ServerState:
         self.responses = ResponseStore(server.response_store_bytes, server.response_store_ttl)
         self.created = int(time.time())
         self.draining = False
+        self._is_paused = False
         self.open: set[Stoppable] = set()
         self.num_samples = 0
         self.num_prompt_tokens = 0
@@ -82,11 +85,13 @@ class ServerState:
 
     @property
     def phase(self) -> str:
-        """loading, ready, stalled, draining or dead."""
+        """loading, ready, paused (new work is taken, and waits), stalled, draining or dead."""
         if self.client.state == "dead":
             return "dead"
         if self.draining:
             return "draining"
+        if self._is_paused:
+            return "paused"
         if self.stalled_s > self.config.server.watchdog_timeout:
             return "stalled"
         return "ready" if self.client.state == "ready" and self.text is not None else "loading"
@@ -94,9 +99,16 @@ class ServerState:
     @property
     def stalled_s(self) -> float:
         """For how long the engine has work and ends no step."""
-        if not self.open:
+        if not self.open or self._is_paused:
             return 0.0
         return time.monotonic() - max(self.client.stats_at, self._busy_since)
+
+    async def pause(self, is_paused: bool) -> None:
+        """Let the engine launch no step, or go on. Raises EngineDead."""
+        if is_paused:
+            self._is_paused = True
+        await self.client.commands.ask("pause" if is_paused else "continue")
+        self._is_paused, self._busy_since = is_paused, time.monotonic()
 
     @property
     def loading_detail(self) -> str:
@@ -232,6 +244,13 @@ class ServerState:
                 timer = loop.call_later(limit_s, generation.fail, overdue(limit_s))
                 end.callback(timer.cancel)
             yield
+
+    def abort(self, job_id: str | None, error: APIError) -> int:
+        """End the running generation of that id, or all, with `error`; how many there were."""
+        found = [each for each in self.open if job_id in (None, each.job_id)]
+        for generation in found:
+            generation.fail(error)
+        return len(found)
 
     def stop_all(self, error: APIError) -> None:
         """End every running generation, and any that starts from now on, with `error`."""

@@ -1,0 +1,101 @@
+"""What only whoever runs the server may ask for: to drop cached prefixes, end requests, hold and go
+on. A server without keys refuses all of it, since anybody could ask. And routes that are known from
+other servers, and refused with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokenspeed.server.errors import APIError, bad_request, not_offered
+from tokenspeed.server.protocol import RequestFields
+from tokenspeed.server.state import ServerState
+
+
+class Nothing(RequestFields, kw_only=True):
+    """A request without fields."""
+
+
+class AnyFields(RequestFields, kw_only=True):
+    """A request that is refused whatever it holds."""
+
+    input: Any = None
+
+
+class AbortRequest(RequestFields, kw_only=True):
+    """`rid` is the id that answers and their events carry."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+
+    def check(self) -> None:
+        if bool(self.rid) == bool(self.abort_all):
+            raise bad_request("send either rid or abort_all: true", "rid")
+
+
+class Flushed(msgspec.Struct, frozen=True):
+    """Pages of each group of layers that have become free."""
+
+    num_pages: int
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """Requests that were running or waiting, and have ended."""
+
+    num_requests: int
+
+
+class Held(msgspec.Struct, frozen=True):
+    is_paused: bool
+
+
+async def flush_cache(state: ServerState, request: Nothing) -> Flushed:
+    """Forget all prefixes that no request uses now."""
+    _require_keys(state)
+    return Flushed((await state.client.commands.ask("flush_cache")).num_pages)
+
+
+async def abort_request(state: ServerState, request: AbortRequest) -> Aborted:
+    """End requests: they are answered with an error, or their streams end with one."""
+    _require_keys(state)
+    error = APIError(
+        503,
+        "The request was ended by whoever runs the server.",
+        code="aborted",
+        headers={"x-should-retry": "false"},
+    )
+    return Aborted(state.abort(None if request.abort_all else request.rid, error))
+
+
+async def pause(state: ServerState, request: Nothing) -> Held:
+    """Stop between two steps: requests keep their place, and new ones wait."""
+    _require_keys(state)
+    await state.pause(True)
+    return Held(True)
+
+
+async def go_on(state: ServerState, request: Nothing) -> Held:
+    """Go on after a pause."""
+    _require_keys(state)
+    await state.pause(False)
+    return Held(False)
+
+
+async def profile(state: ServerState, request: AnyFields) -> Held:
+    """Refused."""
+    raise not_offered(
+        "This server records no profile of itself: /metrics has its times, and a profiler can be "
+        "attached to the engine's process."
+    )
+
+
+async def embeddings(state: ServerState, request: AnyFields) -> Held:
+    """Refused."""
+    raise not_offered("The model generates text; it makes no embeddings.")
+
+
+def _require_keys(state: ServerState) -> None:
+    if not state.keys.are_asked:
+        raise APIError(403, "This needs a server with a key (--api-key).", code="key_required")

@@ -1,0 +1,74 @@
+"""What prompts are made of: /tokenize and /detokenize, and the render routes, which take a whole
+request and show the prompt that it would have. Nothing is generated.
+"""
+
+from __future__ import annotations
+
+from tokenspeed.server import chat, completions
+from tokenspeed.server.errors import bad_request
+from tokenspeed.server.job import Prompt, offload, require_tokenizer
+from tokenspeed.server.logprobs import token_text
+from tokenspeed.server.protocol_chat import ChatRequest
+from tokenspeed.server.protocol_completions import CompletionRequest
+from tokenspeed.server.protocol_tokens import (
+    DetokenizeRequest,
+    RenderedPrompt,
+    RenderedPrompts,
+    Text,
+    TokenizeRequest,
+    Tokens,
+)
+from tokenspeed.server.state import ServerState
+
+
+async def tokenize(state: ServerState, request: TokenizeRequest) -> Tokens:
+    """Raises APIError or InvalidRequest."""
+    ready, text = state.require_ready()
+    state.model_name(request.model)
+    tokenizer = require_tokenizer(text, "prompt")
+    if request.messages is not None:
+        names = (
+            *("model", "messages", "tools", "add_special_tokens", "add_generation_prompt"),
+            *("continue_final_message", "chat_template_kwargs"),
+        )
+        made = ChatRequest(**{name: getattr(request, name) for name in names})
+        made.check()
+        ids = (await chat.prompt(state, made)).ids
+    else:
+        special = request.add_special_tokens is not False
+        ids = await offload(state, "prompt", tokenizer.encode, request.given_text, special)
+    return Tokens(
+        count=len(ids),
+        max_model_len=ready.max_model_len,
+        tokens=ids,
+        token_strs=[token_text(tokenizer, id)[0] for id in ids]
+        if request.return_token_strs
+        else None,
+    )
+
+
+async def detokenize(state: ServerState, request: DetokenizeRequest) -> Text:
+    """Special tokens are shown. Raises APIError."""
+    ready, text = state.require_ready()
+    state.model_name(request.model)
+    tokenizer = require_tokenizer(text, "tokens")
+    if any(not 0 <= id < ready.vocab_size for id in request.tokens):
+        raise bad_request(
+            f"tokens holds ids outside the vocabulary of {ready.vocab_size} tokens", "tokens"
+        )
+    return Text(await offload(state, "tokens", tokenizer.decode, request.tokens, False))
+
+
+async def render_chat(state: ServerState, request: ChatRequest) -> RenderedPrompts:
+    """Raises APIError or InvalidRequest."""
+    return _rendered(state, request.model, [await chat.prompt(state, request)])
+
+
+async def render_completion(state: ServerState, request: CompletionRequest) -> RenderedPrompts:
+    """Raises APIError or InvalidRequest."""
+    return _rendered(state, request.model, await completions.prompts(state, request))
+
+
+def _rendered(state: ServerState, model: str | None, prompts: list[Prompt]) -> RenderedPrompts:
+    shown = [RenderedPrompt(prompt.text, prompt.ids) for prompt in prompts]
+    return RenderedPrompts(model=state.model_name(model), prompts=shown)
