@@ -40,8 +40,39 @@ async def closed_without_trace(client: EngineClient) -> None:
     assert not client._folder.exists()
 
 
+async def pause_takes_nothing_but_time(client: EngineClient) -> None:
+    """Held in the middle, an output goes on as if nothing had been; a flush leaves no prefix."""
+
+    async def outcome(name: str, *, holds: bool) -> Outcome:
+        result, count = Outcome(), 0
+        prompt = list(range(5, 69))
+        async for delta in generate(client, request(name, prompt, max_tokens=60, ignore_eos=True)):
+            result.push(delta)
+            count += 1
+            if holds and count == 5:
+                await client.commands.ask("pause")
+                before = client.stats.steps
+                late = asyncio.create_task(anext(generate(client, request("late", [5, 6]))))
+                used = cpu_ticks(client.process_id)
+                await asyncio.sleep(0.4)
+                assert cpu_ticks(client.process_id) - used <= 4, "it blocks"
+                assert not late.done() and client.stats.steps <= before + 1
+                await client.commands.ask("continue")
+                await late
+        return result
+
+    whole = await outcome("a", holds=False)
+    assert (await outcome("b", holds=True)).token_ids == whole.token_ids
+    hits = client.stats.prefix_hits
+    assert hits > 0
+    assert (await client.commands.ask("flush_cache")).num_pages > 0
+    assert (await client.commands.ask("flush_cache")).num_pages == 0
+    assert (await outcome("c", holds=False)).token_ids == whole.token_ids
+    assert client.stats.prefix_hits == hits
+
+
 async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
-    """It blocks while idle, ignores Ctrl-C, answers after both, and goes when told."""
+    """It blocks while idle, ignores Ctrl-C, answers after both, pauses, and goes when told."""
     client = EngineClient(tiny_config(tiny_model, api_key=("secret",)))
     assert client._config.server.api_key == ()
     await client.start()
@@ -58,9 +89,12 @@ async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
     async for delta in generate(client, request("a", [5, 6])):
         outcome.push(delta)
     assert outcome.error is None
+    await pause_takes_nothing_but_time(client)
     open_request = generate(client, request("b", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(open_request)
     await closed_without_trace(client)
+    with pytest.raises(EngineDead, match="closed"):
+        await client.commands.ask("pause")
     with pytest.raises(EngineDead, match="closed"):
         await anext(open_request)
         await anext(open_request)

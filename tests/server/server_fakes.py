@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from tokenspeed.config import Config, make_config
 from tokenspeed.engine.attached import EngineDead, Sink
-from tokenspeed.engine.messages import Loading, Ready, Stats
+from tokenspeed.engine.messages import Action, Done, Loading, Ready, Stats
 from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.app import create_app
@@ -55,6 +55,22 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 (EOS,) = TOKENIZER.eos_token_ids
 
 
+class FakeCommands:
+    """Carries commands out as the scripted engine would: held, its requests get no token."""
+
+    def __init__(self, gate: asyncio.Event) -> None:
+        self.gate = gate
+        self.asked: list[Action] = []
+
+    async def ask(self, action: Action) -> Done:
+        self.asked.append(action)
+        if action == "pause":
+            self.gate.clear()
+        elif action == "continue":
+            self.gate.set()
+        return Done(0, 7 if action == "flush_cache" else 0)
+
+
 class FakeClient:
     """Answers every request with `answer` (and the end token), `chunk` tokens a delta.
 
@@ -83,6 +99,7 @@ class FakeClient:
         self.chunk, self.pause_s, self.die_after = 1, 0.0, -1
         self.gate = asyncio.Event()
         self.gate.set()
+        self.commands = FakeCommands(self.gate)
         self.running: set[str] = set()
         self.readers: dict[str, asyncio.Task[None]] = {}
         self.aborted: list[str] = []

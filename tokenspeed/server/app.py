@@ -6,10 +6,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tokenspeed.server import openapi
 from tokenspeed.server.api import APIS, ApiEndpoint
+from tokenspeed.server.asgi import send_json
 from tokenspeed.server.calls import CALLS, CallEndpoint
 from tokenspeed.server.cors import with_cors
-from tokenspeed.server.info import info_routes
+from tokenspeed.server.info import Endpoint, info_routes
 from tokenspeed.server.middleware import Authenticate, LimitHead, Observe
 from tokenspeed.server.page_routes import page_routes
 from tokenspeed.server.state import ServerState
@@ -21,9 +23,14 @@ def create_app(state: ServerState) -> ASGIApp:
     routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
     routes += [Route(call.path, CallEndpoint(state, call), methods=["POST"]) for call in CALLS]
     routes += [*info_routes(state), *page_routes(state)]
+    routes.append(Route(openapi.PATH, Endpoint(state, {"GET": _openapi}), methods=["GET"]))
     router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)
     return with_cors(server, Observe(app, state.metrics, server))
+
+
+async def _openapi(state: ServerState, scope: Scope, send: Send) -> None:
+    await send_json(send, openapi.document())
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
