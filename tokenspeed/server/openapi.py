@@ -24,7 +24,8 @@ _ERRORS = (ErrorEnvelope, AnthropicError)
 @functools.cache
 def document() -> bytes:
     """OpenAPI 3.1, as JSON."""
-    kinds = {kind for row in (*APIS.values(), *CALLS) for kind in (row.request, row.answer) if kind}
+    rows: list[Any] = [*APIS.values(), *CALLS]
+    kinds = {kind for row in rows for kind in (row.request, row.answer) if kind}
     kinds |= {look.answer for look in LOOKS if look.answer}
     ordered = sorted(kinds | set(_ERRORS), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
