@@ -73,7 +73,7 @@ def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return path, body
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(asked=bodies())
 def test_no_body_of_any_route_is_a_server_error(asked: tuple[str, dict[str, Any]]) -> None:
     path, body = asked
