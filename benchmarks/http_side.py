@@ -1,21 +1,20 @@
 """What the HTTP side can carry, without a model: a played engine, the real server, a light reader.
 
     python benchmarks/http_side.py [--streams 256] [--output-len 256] [--step-ms 11.3]
-                                   [--api-processes 1] [--option name=value] [--profile FILE]
-                                   [--out RESULT.json]
+                                   [--option name=value] [--profile FILE] [--out RESULT.json]
 
 The engine process is replaced by one without torch, which waits until all streams are there and
 then sends a token for each of them every `step-ms` over the real link. One client process reads all
 streams and only notes what came when; it takes them apart at the end.
 
     tokens/s     delivered, from the first step until the last chunk was read
-    cpu/token    CPU time of all HTTP processes together, a token, in us, while tokens come
-    http load    that time, a step of all streams, as a share of the step: below 1 for each HTTP
-                 process, or it falls behind
+    cpu/token    CPU time of the HTTP process, a token, in us, while tokens come
+    http load    that time, a step of all streams, as a share of the step: below 1, or it falls
+                 behind
     delay        for each token: from the step's send to the client's read of its chunk, p50 and p99
 
 A token is four characters, so that a reader can count them. `--profile` writes cProfile's stats of
-the first HTTP process, whose own cost then counts.
+the HTTP process, whose own cost then counts.
 """
 
 from __future__ import annotations
@@ -218,8 +217,6 @@ def http_processes(pid: int) -> list[int]:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": args.model, "max_num_seqs": args.streams}
     settings |= {name: typed(value) for name, value in (o.split("=", 1) for o in args.option)}
-    if args.api_processes > 1:
-        settings["api_processes"] = args.api_processes
     body = json.dumps(
         {
             "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -246,7 +243,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     break
                 print(line, end="", file=sys.stderr)
             assert found is not None, "the server did not get ready"
-            time.sleep(1.0 if args.api_processes > 1 else 0.0)
             pids = http_processes(process.pid)
             read_streams(found[1], args.streams, body, pids)
             read = read_streams(found[1], args.streams, body, pids)
@@ -258,11 +254,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "machine": facts(),
         "settings": settings,
         **{name: getattr(args, name) for name in ("streams", "output_len", "step_ms")},
-        "http_processes": len(pids),
         "tokens_per_s": tokens / seconds,
         "played_tokens_per_s": tokens / (args.output_len * args.step_ms / 1e3),
         "cpu_us_per_token": 1e6 * read["cpu_s"],
-        "http_load": 1e3 * read["cpu_s"] * args.streams / len(pids) / args.step_ms,
+        "http_load": 1e3 * read["cpu_s"] * args.streams / args.step_ms,
         "delay_ms": {f"p{p}": float(np.percentile(delays, p)) for p in (50, 90, 99, 100)},
     }
 
@@ -275,16 +270,15 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=11.3)
-    parser.add_argument("--api-processes", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], help="name=value of serve")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
     report = measure(args)
     print(
-        f"{args.streams} streams, a step every {args.step_ms:g} ms, {report['http_processes']} "
-        f"HTTP process(es): {report['tokens_per_s']:.0f} of {report['played_tokens_per_s']:.0f} "
-        f"tokens/s; {report['cpu_us_per_token']:.1f} us CPU a token, load "
+        f"{args.streams} streams, a step every {args.step_ms:g} ms: {report['tokens_per_s']:.0f} "
+        f"of {report['played_tokens_per_s']:.0f} tokens/s; {report['cpu_us_per_token']:.1f} us CPU "
+        f"a token, load "
         f"{report['http_load']:.2f}; delay p50 {report['delay_ms']['p50']:.1f} ms, p99 "
         f"{report['delay_ms']['p99']:.1f} ms"
     )
