@@ -153,3 +153,19 @@ def test_an_engine_prepares_while_nobody_waits(tiny_model: str) -> None:
         engine.step()
     assert engine.prepare() and engine.prepare() and not engine.prepare()
     assert not engine.has_spare_work
+
+
+def test_a_recording_that_fails_ends_no_request(tiny_model: str) -> None:
+    engine = tiny_engine(tiny_model)
+    engine._spare_work = spare = Spare()
+    engine.add(request("a", [1, 2], max_tokens=3))
+    engine.step()
+
+    def fail() -> None:
+        raise RuntimeError("misaligned address")
+
+    spare.record_next = fail  # type: ignore[method-assign]
+    spare.may_record = lambda is_idle: True  # type: ignore[method-assign]
+    assert engine.prepare() and not engine.has_spare_work and not engine.prepare()
+    deltas = [delta for _ in range(10) if engine.has_work for delta in engine.step()]
+    assert deltas[-1].finish_reason is not None and deltas[-1].error is None

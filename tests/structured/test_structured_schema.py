@@ -46,6 +46,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         "no output can satisfy it",
     ),
+    "remainders": ({"properties": {"a": {"multipleOf": 99999989}}}, "multipleOf"),
+    "remainders of several": (
+        {"allOf": [{"multipleOf": 101}, {"multipleOf": 103}, {"multipleOf": 107}]},
+        "multipleOf",
+    ),
+    "remainders of parts": ({"multipleOf": 123.4567}, "multipleOf"),
     "count": ({"type": "object", "minProperties": 2, "required": ["a"]}, "minProperties"),
     "one of": ({"oneOf": [{"const": 1}, {"const": 2}]}, "oneOf"),
     "type": ({"type": "str"}, "invalid type"),

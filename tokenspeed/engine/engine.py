@@ -183,8 +183,13 @@ class Engine:
             or not work.may_record(not self.has_work)
         ):
             return False
-        with ledger.rehearsing():
-            work.record_next()
+        try:
+            with ledger.rehearsing():
+                work.record_next()
+        except Exception as error:
+            logger.error("a CUDA graph could not be recorded; no more are", exc_info=error)
+            self._spare_work = None
+            self._worker.check_device()
         return True
 
     def check(self) -> None:

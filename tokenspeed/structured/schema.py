@@ -7,7 +7,9 @@ that it takes but cannot hold are mended or refused here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -20,6 +22,9 @@ MAX_CHAIN = 1000
 """Schemas nested in each other where references are followed."""
 MAX_QUESTIONS = 300
 """Parts that are tried in the search for the one that is wrong."""
+
+_MAX_REMAINDERS = 10_000
+"""That many take no time; a hundred times as many, minutes and gigabytes."""
 
 _ONE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
 _LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -105,6 +110,7 @@ def mend(schema: Any, is_dead: Callable[[list[str], str], bool], path: str = "$"
             key: part for key, part in kept.items() if not is_dead([*names], key)
         }
     _check_count(schema, path)
+    _check_multiple(schema, path)
     return whole
 
 
@@ -120,6 +126,29 @@ def _check_count(schema: dict[str, Any], path: str) -> None:
             f"the JSON schema cannot be used, at {path[:200]}: minProperties {least} cannot be "
             "held where names are free; name the properties in `required`"
         )
+
+
+def _check_multiple(schema: dict[str, Any], path: str) -> None:
+    """The automaton of a multiple has a state for each remainder: of all that hold at once, for the
+    product of them.
+    """
+    parts = [schema, *(each for each in schema.get("allOf") or () if isinstance(each, dict))]
+    states = 1
+    for part in parts:
+        divisor = part.get("multipleOf")
+        if isinstance(divisor, int | float) and math.isfinite(divisor):
+            states *= max(1, abs(int(Decimal(str(divisor)).scaleb(_decimals(divisor)))))
+    if states > _MAX_REMAINDERS:
+        raise InvalidRequest(
+            f"the JSON schema cannot be used, at {path[:200]}: multipleOf has {states:.3g} "
+            f"remainders to tell apart, and {_MAX_REMAINDERS} can be; take a smaller one"
+        )
+
+
+def _decimals(number: float) -> int:
+    """Digits behind the point."""
+    exponent = Decimal(str(number)).normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
