@@ -17,17 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from tokenspeed import __version__
+from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.kernels.attend import Prologue
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
@@ -206,36 +204,17 @@ def measure(work: Workload, machine: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def machine() -> dict[str, Any]:
-    """The card, and what it reaches in this run: an 8 GiB copy, an 8192-cubed bf16 matmul."""
-    source = torch.empty(4 << 30, dtype=torch.uint8, device=CUDA)
-    target = torch.empty_like(source)
-    a = torch.randn(8192, 8192, dtype=BF16, device=CUDA)
-    copy_s = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
-    matmul_s = min(_seconds(lambda: a @ a) for _ in range(10))
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "copy_tb_s": 8 * 2**30 / copy_s / 1e12,
-        "matmul_tflop_s": 2 * 8192**3 / matmul_s / 1e12,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "flashinfer": flashinfer and flashinfer.__version__,
-        "tokenspeed": __version__,
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    facts = machine()
-    report: dict[str, Any] = {"machine": facts}
+    machine = facts() | gpu_speed()
+    report: dict[str, Any] = {"machine": machine}
     for kind, works in (("decode", DECODES), ("prefill", PREFILLS)):
         report[kind] = {}
         for work in works:
-            report[kind][work.name] = measure(work, facts)
+            report[kind][work.name] = measure(work, machine)
             print(kind, work.name, report[kind][work.name], flush=True)
             torch.cuda.empty_cache()
     if args.out:

@@ -18,16 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from tokenspeed import __version__
+from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.kernels import sample_rows, score_rows
 from tokenspeed.kernels.sample_rows import RowParams
 from tokenspeed.kernels.small_linear_tuning import microseconds
@@ -164,28 +162,12 @@ def _seconds(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def machine() -> dict[str, Any]:
-    """The card, and the speed of an 8 GiB copy in this run."""
-    source = torch.empty(4 << 30, dtype=torch.uint8, device=CUDA)
-    target = torch.empty_like(source)
-    copy_s = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "copy_tb_s": 8 * 2**30 / copy_s / 1e12,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "flashinfer": flashinfer and flashinfer.__version__,
-        "tokenspeed": __version__,
-        "command": " ".join(["python", *sys.argv]),
-    }
-
-
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    report: dict[str, Any] = {"machine": machine(), "sample": {}, "score": {}}
+    report: dict[str, Any] = {"machine": facts() | gpu_speed(), "sample": {}, "score": {}}
     torch.cuda.empty_cache()
     for count in ROWS:
         floor_us = 2 * count * VOCAB / report["machine"]["copy_tb_s"] / 1e6

@@ -329,7 +329,7 @@ def _is_list(value: object) -> bool:
 
 
 def _is_token_list(value: Any) -> bool:
-    # Types first: that settles nearly all prompts, and takes a quarter of the time.
+    # Types first: that settles nearly all prompts, in less than half the time.
     return _is_list(value) and (set(map(type, value)) == {int} or all(map(_is_token, value)))
 
 

@@ -23,7 +23,7 @@ _PARTS = 8
 """Above, sizes are multiples of so much of the token budget, of which full steps are recorded."""
 
 _LAUNCH_S = 7e-4
-"""Host time of a layer's launches (measured with a 3 GHz Xeon and torch 2.11)."""
+"""Host time of a layer's launches: some 20 ms for the 28 of Qwen3-0.6B, beside an H200."""
 
 _FLOPS = 6e14
 """What matrix products of long steps reach, in bfloat16 on an H200."""

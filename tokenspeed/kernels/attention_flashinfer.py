@@ -2,9 +2,9 @@
 
 FlashInfer plans on the host, once a step and cache group; every layer of the group then runs that
 plan. Rows that begin their sequence attend to the step's own keys and values, which the kernel
-fetches by large blocks (TMA); rows with a past read all of it from the pages, a fifth slower. A
-step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a layer with
-a window or with sinks, and decodes take the Triton kernels.
+fetches by large blocks (TMA); rows with a past read all of it from the pages, a fifth or more
+slower. A step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a
+layer with a window or with sinks, and decodes take the Triton kernels.
 
 This file does not import FlashInfer, which takes seconds: `flashinfer_prefill.py` does.
 """
