@@ -52,11 +52,13 @@ def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = Fal
         attention = PendingAttention(model)
         with obtain_program(model, config) as pending:
             module = _load(model, progress)
-            if model.device.type == "cuda":  # while the program is compiled, if it has to be
-                with span("kernels.warmup"):
-                    compile_kernels(model.config.vocab_size, model.dtype, model.device)
             groups = cache_groups(model.family.cache_specs(model.config))
+            is_loading = pending.is_loading  # meanwhile Triton's folder is the program's
+            if not is_loading:  # while the program is compiled, if it has to be
+                _compile_sampling(model)
             obtained = pending.result(progress)
+            if is_loading:
+                _compile_sampling(model)
             if obtained.linear is not None:
                 are_real = settings.model.load_format != "dummy"
                 obtained.linear.install(module.parameters(), are_real, progress)
@@ -81,6 +83,12 @@ def _log_model(model: ServedModel) -> None:
     )
     for note in model.resolution.notes:
         logger.warning("%s", note)
+
+
+def _compile_sampling(model: ServedModel) -> None:
+    if model.device.type == "cuda":
+        with span("kernels.warmup"):
+            compile_kernels(model.config.vocab_size, model.dtype, model.device)
 
 
 def _load(model: ServedModel, progress: Progress) -> nn.Module:

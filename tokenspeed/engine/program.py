@@ -130,6 +130,13 @@ class PendingProgram:
         self._model = model
         self._compiled = compiled
 
+    @property
+    def is_loading(self) -> bool:
+        """Does a thread of this process load an entry? Until `result` has returned, new kernels of
+        Triton would go where the entry's lie, and be lost.
+        """
+        return self._compiled is not None and self._compiled.is_hit
+
     def result(self, progress: Progress) -> Obtained:
         """The program, eager if there is no other."""
         progress("compile", "")
@@ -201,6 +208,10 @@ class _Compiled:
             return
         if chooses_linear(target):
             self._native = self._loader.submit(carried(obtain_native), config)
+
+    @property
+    def is_hit(self) -> bool:
+        return self._loading is not None
 
     def result(self, progress: Progress) -> Obtained | None:
         """The program; None if there is none to be had, which has been logged."""
