@@ -65,6 +65,35 @@ def test_one_token_has_no_time_per_output_token() -> None:
     assert (found.tpot, found.itls, found.ttft, found.latency) == (None, [], 0.1, 0.1)
 
 
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("before", [b"", b'{"error": ', b'{"x": ', b'{"choices": [{"delta": '])
+@pytest.mark.parametrize("after", [b"", b"]" * 100_000 + b"}"])
+def test_json_without_bottom_is_malformed(before: bytes, after: bytes) -> None:
+    found = record((0.1, b"data: " + before + DEEP + after + b"\n\n"), (0.2, DONE))
+    assert (found.failure, len(found.detail) < 100) == ("malformed event", True)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 41, 1 << 63, 10**30, 1e300])
+def test_a_usage_that_is_no_count_is_malformed(number: float) -> None:
+    for name in ("prompt_tokens", "completion_tokens"):
+        found = record((0.1, chunk("a", "stop") + event(usage={name: number}) + DONE))
+        assert found.failure == "malformed event"
+
+
+def test_an_endless_answer_is_stopped_by_what_was_asked() -> None:
+    answer = Answer(
+        Record(session=0, turn=0, start=0, input_len=1, max_tokens=4), must_be_full=True
+    )
+    block, size = chunk("abcd" * 1000), 0
+    while answer.record.failure is None:
+        answer.feed(block, 0.1)
+        size += len(block)
+    assert answer.record.failure == "endless answer"
+    assert size < (1 << 20) + 4 * (16 << 10) + 2 * len(block)
+
+
 @pytest.mark.parametrize(
     ("blocks", "full", "kind"),
     [

@@ -145,6 +145,46 @@ async def test_failures_by_kind(start: Start, answer: bytes, kind: str) -> None:
     assert (record.failure, bool(record.detail)) == (kind, True)
 
 
+class Endless(Server):
+    """Goes on for as long as somebody reads."""
+
+    num_bytes = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, part = self.answer.split(b"|")
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head)
+            while True:
+                writer.write(part)
+                await writer.drain()
+                self.num_bytes += len(part)
+        writer.close()
+
+
+CHUNK = b"data: " + json.dumps({"choices": [{"text": "x" * 5000}]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (HEAD + b"|" + chunked(CHUNK, len(CHUNK)), "endless answer"),
+        (HEAD + b"|" + chunked(b": ping\n\n" * 1000, 8000), "endless answer"),
+        (HEAD + chunked(b"data: ") + b"|" + chunked(b"x" * 8000, 8000), "endless answer"),
+        (HEAD + b"|" + chunked(b"data\n" * 1000, 5000), "endless answer"),
+        (HEAD + chunked(b"data: {\n\n") + b"|" + chunked(CHUNK, len(CHUNK)), "malformed event"),
+        (HEAD.replace(b"200", b"500") + b"|" + chunked(b"x" * 8000, 8000), "HTTP 500"),
+    ],
+)
+async def test_what_has_no_end_fails_long_before_its_timeout(
+    start: Start, answer: bytes, kind: str
+) -> None:
+    server = Endless(answer)
+    async with asyncio.timeout(10):
+        (record,) = await load(await start(server))
+    assert record.failure == kind and server.num_bytes < 12 << 20
+
+
 async def test_a_silent_server_is_a_timeout_and_none_a_connection_failure(start: Start) -> None:
     (record,) = await load(await start(Server(HEAD, hangs=True)), timeout_s=0.05)
     assert record.failure == "timeout"

@@ -65,3 +65,7 @@ def test_an_event_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> Non
         read([b"data: x\n"] * 200)
     with pytest.raises(EventTooLarge):
         read([b"data: "] + [b"x"] * 200)
+    for empty in (b"data\n", b"data:\n"):
+        with pytest.raises(EventTooLarge):
+            read([empty] * 200)
+    assert read([b": ping\n\n"] * 200) == []

@@ -54,6 +54,43 @@ async def test_keys_of_a_file_are_read_again_when_it_changes(
     assert "third" not in caplog.text and "stay as they are" in caplog.text
 
 
+async def test_a_change_shows_whatever_size_and_time_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    caplog.set_level("INFO", "tokenspeed")
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    os.utime(path, (1, 1))
+    keys = Keys((), str(path))
+    for text, match in (("third\n", "third"), ("\n\n\n\n\n\n", "third"), ("fifth\n", "fifth")):
+        path.write_text(text)
+        os.utime(path, (1, 1))
+        assert [each for each in ("first", "third", "fifth") if keys.match(each)] == [match]
+    said = [record.message for record in caplog.records]
+    assert len(said) == 3, "what has not changed is not told again"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+async def test_a_key_file_that_is_no_file_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    keys = Keys((), str(path))
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert keys.match("first")
+    with pytest.raises(ConfigError, match=r"--api-key-file (must|cannot)"):
+        Keys((), str(path))
+
+
 async def test_a_hangup_reads_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("first\n")

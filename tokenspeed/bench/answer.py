@@ -16,13 +16,22 @@ of sequence is ignored, those that were asked for.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from tokenspeed.bench.sse import EventReader, EventTooLarge
 
 MAX_DETAIL = 300
+MAX_TOKENS = 1 << 40
+"""What a usage may say: more is no number of tokens."""
+MAX_BYTES = 1 << 20
+MAX_TOKEN_BYTES = 16 << 10
+"""An answer may have MAX_BYTES, and these for each token that was asked for: twenty alternatives
+with their log-probabilities take 2,000.
+"""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -79,8 +88,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -105,15 +114,22 @@ class Answer:
         self._texts: list[str] = []
         self._usage: _Usage | None = None
         self._is_done = False
+        self._room = MAX_BYTES + MAX_TOKEN_BYTES * record.max_tokens
 
     def feed(self, block: bytes, at: float) -> None:
         """Take a block; what is wrong with it is kept for the record."""
+        self._room -= len(block)
+        if self._room < 0:
+            self.fail("endless answer", f"too many bytes for {self.record.max_tokens} tokens")
+            return
         try:
             for data in self._events.feed(block):
                 if data == b"[DONE]":
                     self._is_done = True
                 else:
                     self._take(_DECODER.decode(data), at)
+        except RecursionError:
+            self.fail("malformed event", "its JSON is nested too deeply")
         except (msgspec.DecodeError, EventTooLarge, UnicodeDecodeError) as error:
             self.fail("malformed event", str(error))
 

@@ -17,7 +17,7 @@ import h11
 
 from tokenspeed import __version__
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20
 """Of an answer that is read whole."""
 _READ_BYTES = 1 << 16
 
@@ -78,11 +78,13 @@ class Response:
     status: int
     blocks: AsyncIterator[bytes]
 
-    async def read(self) -> bytes:
-        """The whole body; what is beyond MAX_BODY_BYTES is left out."""
+    async def read(self, limit: int = MAX_BODY_BYTES) -> bytes:
+        """The body; what is beyond `limit` is not waited for."""
         body = bytearray()
         async for block in self.blocks:
-            body += block[: MAX_BODY_BYTES - len(body)]
+            body += block[: limit - len(body)]
+            if len(body) == limit:
+                break
         return bytes(body)
 
 

@@ -22,6 +22,9 @@ from tokenspeed.bench.serve_options import LoadOptions
 
 Done = Callable[[Record], None]
 
+MAX_TOLD_BYTES = 64 << 10
+"""Of the answer to a request that is refused."""
+
 
 def arrivals(count: int, options: LoadOptions, seed: int) -> Iterator[float]:
     """When each of `count` sessions starts, in seconds. Gaps are gamma-distributed with the mean
@@ -149,11 +152,13 @@ class Load:
     async def _read(self, body: bytes, answer: Answer, sent: float) -> None:
         async with self.client.request("POST", self.requests.endpoint, body) as response:
             if response.status != 200:
-                told = await response.read()
+                told = await response.read(MAX_TOLD_BYTES)
                 answer.fail(f"HTTP {response.status}", told.decode(errors="replace"))
                 return
             async for block in response.blocks:
                 answer.feed(block, time.perf_counter() - sent)
+                if answer.record.failure is not None:
+                    return  # nothing more can mend it, and it may have no end
 
 
 def limit_of(max_concurrency: int | None) -> asyncio.Semaphore | contextlib.nullcontext[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-MAX_EVENT_BYTES = 64 << 20
+MAX_EVENT_BYTES = 16 << 20
+"""Of one event's lines, their ends counted."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -16,7 +17,7 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()  # of a line that has not ended
         self._data: list[bytes] = []
         self._size = 0
         self._is_after_cr = False
@@ -27,29 +28,36 @@ class EventReader:
         if self._is_after_cr and block:
             block = block.removeprefix(b"\n")
             self._is_after_cr = False
-        text = self._rest + block
+        self._rest += block
+        goes_on = self._is_begun and b"\n" not in block and b"\r" not in block
+        events = [] if goes_on else self._lines()
+        if self._size + len(self._rest) > MAX_EVENT_BYTES:
+            raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        return events
+
+    def _lines(self) -> list[bytes]:
+        """Take the lines that have ended; the events that they end."""
+        text = bytes(self._rest)
         if not self._is_begun:
             if len(text) < len(_BOM) and _BOM.startswith(text):
-                self._rest = text
                 return []
             self._is_begun = True
             text = text.removeprefix(_BOM)
         lines = text.splitlines()
-        self._rest = b"" if text.endswith((b"\n", b"\r")) else lines.pop() if lines else b""
-        self._is_after_cr = text.endswith(b"\r") or (not text and self._is_after_cr)
-        events = [event for line in lines if (event := self._take(line)) is not None]
-        if self._size + len(self._rest) > MAX_EVENT_BYTES:
-            raise EventTooLarge(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        return events
+        rest = b"" if text.endswith((b"\n", b"\r")) else lines.pop() if lines else b""
+        self._rest = bytearray(rest)
+        self._is_after_cr = text.endswith(b"\r")
+        return [event for line in lines if (event := self._take(line)) is not None]
 
     def _take(self, line: bytes) -> bytes | None:
         """Take a whole line; the event that it ends, if any."""
         if line.startswith(b"data:"):
             value = line[5:].removeprefix(b" ")
             self._data.append(value)
-            self._size += len(value)
+            self._size += len(line) + 1
         elif line == b"data":
             self._data.append(b"")
+            self._size += len(line) + 1
         elif not line and self._data:
             event = b"\n".join(self._data)
             self._data, self._size = [], 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import stat
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -19,8 +19,6 @@ from tokenspeed.options import ConfigError
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOK_S = 1.0
 """How long a changed file may go unnoticed."""
-
-_Signature = tuple[int, int, int]
 
 
 class Keys:
@@ -30,12 +28,15 @@ class Keys:
 
     def __init__(self, given: Sequence[str], path: str | None) -> None:
         self._given = [_digest(key.encode()) for key in given]
-        self._path = None if path is None else Path(path)
-        self._signature: _Signature | None = None
+        self._path = path
+        self._seen: bytes | str = b""
+        """What the last look found: the digest of the file, or why it gives no keys."""
         self._digests = self._given
         self._looked = time.monotonic()
-        if self._path is not None:
-            self._digests = self._given + self._read(self._path)
+        if path is not None:
+            data = _read(path)
+            self._seen = _digest(data)
+            self._digests = self._given + _keys_in(data)
 
     @property
     def are_asked(self) -> bool:
@@ -44,52 +45,59 @@ class Keys:
 
     def match(self, sent: str) -> bool:
         """Whether `sent`, a header's value as Latin-1, is one of the keys."""
-        self._look()
+        if time.monotonic() - self._looked >= LOOK_S:
+            self.reload()
         digest = _digest(sent.encode("latin-1"))  # the bytes as they came
         matches = [hmac.compare_digest(digest, each) for each in self._digests]
         return any(matches)
 
     def reload(self) -> None:
-        """Read the file now. One that gives no keys is logged, and those of before go on."""
+        """Read the file now. One that gives no keys is logged, and those of before go on.
+
+        Its bytes tell whether it has changed: size and time can be those of before.
+        """
         if self._path is None:
             return
+        self._looked = time.monotonic()
+        seen: bytes | str
         try:
-            self._digests = self._given + self._read(self._path)
-            logger.info("read %d API keys from --api-key-file", len(self._digests))
+            data = _read(self._path)
+            seen = _digest(data)
+            if seen != self._seen:
+                self._digests = self._given + _keys_in(data)
+                logger.info("read %d API keys from --api-key-file", len(self._digests))
         except ConfigError as error:
-            logger.error("the API keys stay as they are: %s", error)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self._path is None or now - self._looked < LOOK_S:
-            return
-        self._looked = now
-        if _signature(self._path) != self._signature:
-            self.reload()
-
-    def _read(self, path: Path) -> list[bytes]:
-        self._signature = _signature(path)  # before reading: a later change is seen as one
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_KEY_FILE_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(f"--api-key-file cannot be read: {error.strerror}") from None
-        if len(data) > MAX_KEY_FILE_BYTES:
-            raise ConfigError(f"--api-key-file has more than {MAX_KEY_FILE_BYTES} bytes")
-        lines = [line.strip() for line in data.splitlines()]
-        keys = [line for line in lines if line and not line.startswith(b"#")]
-        if not keys:
-            raise ConfigError("--api-key-file has no keys: write one a line")
-        return [_digest(key) for key in keys]
+            seen = str(error)
+            if seen != self._seen:
+                logger.error("the API keys stay as they are: %s", error)
+        self._seen = seen
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
-def _signature(path: Path) -> _Signature | None:
+def _read(path: str) -> bytes:
     try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError("--api-key-file must be a regular file: it is read again")
+            data = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"--api-key-file cannot be read: {error.strerror}") from None
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise ConfigError(f"--api-key-file has more than {MAX_KEY_FILE_BYTES} bytes")
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe would wait for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _keys_in(data: bytes) -> list[bytes]:
+    lines = [line.strip() for line in data.splitlines()]
+    keys = [line for line in lines if line and not line.startswith(b"#")]
+    if not keys:
+        raise ConfigError("--api-key-file has no keys: write one a line")
+    return [_digest(key) for key in keys]
