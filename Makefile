@@ -2,6 +2,7 @@
 #
 # PYTHON=python3.12   the interpreter that .venv is made with
 # TORCH_INDEX=URL     the package index that torch is taken from (README, "Which torch")
+# PORT=8000           where `make serve` listens
 # JOBS=2              test processes, of one thread each
 
 PYTHON ?= python3
@@ -26,6 +27,8 @@ demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py
 
 serve: $(INSTALLED)
+	@$(BIN)/python -c 'import socket; socket.create_server(("127.0.0.1", $(PORT)))' 2>/dev/null || \
+		{ echo 'port $(PORT) cannot be used; another: make serve PORT=8001' >&2; exit 1; }
 	exec $(BIN)/tokenspeed serve smollm2 --port $(PORT)
 
 test: $(INSTALLED_DEV)

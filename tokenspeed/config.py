@@ -109,7 +109,8 @@ class SchedulerConfig(Settings):
 
 LEVELS = {
     0: "pieces run as they were captured: compiles nothing, and is the oracle of the others",
-    1: "passes and Inductor: half a minute once, into the cache; from then on a second a start",
+    1: "passes and Inductor: compiled once, into the cache, which takes half a minute on two idle "
+    "cores and up to two minutes on busy or slow ones; from then on a second a start",
     2: "as 1, and small steps replayed as CUDA graphs: some seconds of every start, and no launch "
     "cost; needs a CUDA device",
     3: "as 2, with linear kernels measured on this GPU where -O2 goes by a table of another's: "

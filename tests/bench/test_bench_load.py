@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tokenspeed.bench import progress
 from tokenspeed.bench import serve as bench_serve
 from tokenspeed.bench.answer import Record
 from tokenspeed.bench.dataset import one_request
@@ -213,8 +215,31 @@ async def test_a_warm_up_that_fails_ends_it(start: Start) -> None:
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--port", "1", "--ready-check-timeout-sec", "0"]) == 1
-    assert "the server is not ready" in capsys.readouterr().err
+    assert main(["bench", "--port", "1", "--ready-check-timeout-sec", "0.1"]) == 1
+    waiting, failed = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("waiting up to 0.1 s for http://127.0.0.1:1: ")
+    assert "error: bench serve: http://127.0.0.1:1: the server is not ready" in failed
+
+
+async def test_a_load_is_told_of_on_a_pipe(
+    start: Start, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.1)
+    url = await start(Server(GOOD))
+    words = ["--base-url", url, "--num-prompts", "30", "--request-rate", "50"]
+    for hidden in ([], ["--disable-tqdm"]):
+        await bench_serve.measure(
+            make_plan(read([*words, *hidden, "--random-output-len", "2"]), {})
+        )
+        first, *lines = capsys.readouterr().err.splitlines() or [""]
+        assert first == ("" if hidden else f"30 requests to served at {url}")
+        assert bool(lines) is not bool(hidden)
+        assert all(re.fullmatch(r"\d+ of 30 requests have ended after \d+ s", e) for e in lines)
+
+
+@pytest.mark.parametrize("url", ["http://a:80", "https://[::1]:9/b", "http://127.0.0.1:8000"])
+def test_addresses_are_shown_as_they_are_written(url: str) -> None:
+    assert Address.parse(url).url == url
 
 
 @pytest.mark.parametrize(

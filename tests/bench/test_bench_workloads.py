@@ -119,5 +119,5 @@ def test_what_cannot_be_timed_is_refused(
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "latency", "/nowhere/at/all"]) == 1
+    assert main(["bench", "latency", "/nowhere/at/all"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -75,7 +75,11 @@ def test_a_real_action_takes_them() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("cache lss", "unknown action lss; did you mean ls? (known: ls, why, "),
+        (
+            "cache lss",
+            "comes first, one of ls, why, prune, verify, export, import; lss is none; did you",
+        ),
+        ("cache", "what is to be done comes first, one of ls, why, "),
         ("cache ls x", "ls: takes no words, got 'x'"),
         ("cache ls --port 1", "ls: unknown flag --port"),
         ("cache prune", "needs --older-than AGE, --max-size SIZE or --all"),
@@ -140,7 +144,7 @@ def test_a_warmup_measures_and_dumps_if_asked_to(calls: list[tuple[Any, ...]]) -
     [
         ("warmup --help", "--levels N ..."),
         ("warmup --help", "--autotune"),
-        ("cache", "import FILE"),
+        ("help cache", "import FILE"),
         ("cache --help", "--older-than AGE"),
         ("cache import --help", "--sha256 DIGEST"),
         ("cache why --help=dtype", "TOKENSPEED_DTYPE"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,9 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
         (["sreve"], "unknown command sreve; did you mean serve? (known: serve, "),
         (["serve", "--prot", "1"], "serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--help=prot"], "serve: no option prot; did you mean --port?"),
+        (["serve", "--help=zzz"], "serve: no option zzz; --help lists them all"),
+        (["bench"], "bench: what is to be measured comes first, one of serve, "),
+        (["cache"], "cache: what is to be done comes first, one of ls, "),
         (["batch"], "batch: needs -i FILE"),
         (["batch", "-i", "in"], "batch: needs -o FILE"),
         (["batch", "-i", "in", "-o", "out", "--port", "1"], "batch: unknown flag --port"),
@@ -234,6 +239,22 @@ def test_env_prints_a_fact_a_line_and_no_secret(
     for key in ("TokenSpeed", "Python", "PyTorch", "CUDA available", "GPUs", "Driver", "msgspec"):
         assert facts[key]
     assert facts["HF_TOKEN"] == "(set, not shown)"
+
+
+def test_env_names_every_package_that_is_used() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    ours = ("cuda", "gguf", "client")
+    extras = (each for name in ours for each in project["optional-dependencies"][name])
+    needed = {re.split(r"[^\w-]", each)[0] for each in (*project["dependencies"], *extras)}
+    assert needed <= set(env.PACKAGES)
+
+
+def test_env_names_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)  # any program that has a --version
+    assert dict(env.facts())["C++ compiler"].startswith(f"{sys.executable}: Python 3.")
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert dict(env.facts())["C++ compiler"] == "not found"
 
 
 def test_env_survives_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,15 +110,23 @@ def test_a_changed_archive_is_refused_and_writes_nothing(
 
 
 def test_an_entry_of_another_machine_is_taken_and_told(
-    tmp_path: Path, entry: str, do: Do, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    entry: str,
+    do: Do,
+    errors: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.tar"
     do("export", output=str(path))
+    assert "machines with capability " in errors() and ", threads " in errors()
+    do("import", root=tmp_path / "here", path=str(path), sha256=None)
+    assert "fits this machine" not in errors()
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "SVE")
     status, text = do("import", root=tmp_path / "home", path=str(path), sha256=None)
     lines = text.splitlines()
     assert (status, lines[0]) == (0, f"{entry}: imported")
     assert f"{entry} is of no use to this machine as it is:" in lines
+    assert f"nothing in {path} fits this machine" in errors()
     assert any("machine.capability" in line and "'SVE'" in line for line in lines)
     assert "no: machine.capability 'SVE'" in do("ls", root=tmp_path / "home", as_json=False)[1]
 

@@ -61,6 +61,13 @@ def test_right_passes(
     assert (LOWERING, "forward", "2") in rows
 
 
+def test_layers_are_those_of_the_model(tiny_model: str) -> None:
+    config = tiny_config(tiny_model)
+    model = resolve_served(config)
+    found = verify.deviations(model, config, target_of(model, config), None)
+    assert {each.layer for each in found if each.piece.startswith("forward")} == {0, 1, 2}
+
+
 def test_a_wrong_pass_is_found_named_and_left_out(
     tiny_model: str,
     tiny_cache: Path,
@@ -78,12 +85,12 @@ def test_a_wrong_pass_is_found_named_and_left_out(
         ("silu_mul", "forward 3"),
     }
     layers = {each.layer for each in found if each.rule == "silu_mul" and each.is_wrong}
-    assert layers == {1, 2, 3}
+    assert layers == {0, 1, 2}
 
     monkeypatch.setattr(verify, "deviations", lambda *arguments: found)
     status, text = run(tiny_model, tiny_cache, capsys, quarantine=True)
     assert status == 1
-    assert "at fault: silu_mul in forward 2, first in layer 1: off by" in text
+    assert "at fault: silu_mul in forward 2, first in layer 0: off by" in text
     assert text.splitlines()[-1] == "--disable-pass silu_mul"
     path = tmp_path / "settings.yaml"
     path.write_text("dtype: float32  # as trained\n")

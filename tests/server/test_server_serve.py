@@ -70,6 +70,7 @@ async def test_loading_ready_and_a_clean_end(caplog: pytest.LogCaptureFixture) -
         assert answer.status_code == 200 and "server" not in answer.headers
         os.kill(os.getpid(), signal.SIGTERM)  # an idle keep-alive connection does not hold it up
         assert await server.end(6) == 0
+    assert caplog.records[-1].message == "stopping: no request was running"
     ready = [record.message for record in caplog.records if record.message.startswith("ready in")]
     assert len(ready) == 1 and server.url in ready[0] and "model m" in ready[0]
 
@@ -107,19 +108,22 @@ async def test_a_signal_while_loading_ends_at_once() -> None:
 
 
 def test_a_taken_port_is_one_line_at_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_model: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve_module, "EngineClient", None)  # nothing may be started
+    settings = {"model": tiny_model, "skip_tokenizer_init": True}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert serve(make_config({"port": port})) == 1
-    (record,) = caplog.records
-    assert str(port) in record.message and "--port" in record.message
+        assert serve(make_config({"port": port, **settings})) == 1
+        (record,) = caplog.records
+        assert str(port) in record.message and "--port" in record.message
+        with pytest.raises(ConfigError, match=r"'\./nowhere': no such folder"):
+            serve(make_config({"port": port, "model": "./nowhere"}))
     for host in ("256.0.0.1", "a" * 64, "a..b"):
         caplog.clear()
-        assert serve(make_config({"host": host})) == 1
+        assert serve(make_config({"host": host, **settings})) == 1
         (record,) = caplog.records
         assert host in record.message and "--host" in record.message
 
@@ -160,6 +164,7 @@ async def test_disconnects_reach_the_engine(how: str) -> None:
 async def test_drain_lets_streams_end(caplog: pytest.LogCaptureFixture) -> None:
     client = FakeClient()
     client.pause_s = 0.005
+    caplog.set_level("INFO", "tokenspeed")
     async with running(client, drain_timeout=10.0) as server:
         await server.until("ready")
         async with streaming(server) as (reader, _writer):
@@ -170,6 +175,9 @@ async def test_drain_lets_streams_end(caplog: pytest.LogCaptureFixture) -> None:
             rest = await asyncio.wait_for(reader.read(), 10)
             assert b"[DONE]" in rest and b"error" not in rest
             assert await server.end() == 0
+    told = [record.message for record in caplog.records if record.message.startswith("stopping")]
+    assert len(told) == 1 and told[0].startswith("stopping: 1 requests have ended in ")
+    assert told[0].endswith(" s, 0 were cut short")
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -187,6 +195,24 @@ async def test_streams_end_with_an_event_at_the_deadline_or_a_second_signal(seco
             assert b'"code":"shutdown"' in rest and b"[DONE]" in rest
             assert await server.end() == 0
             assert client.aborted
+
+
+async def test_a_paused_server_waits_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    client = FakeClient()
+    client.pause_s = 60.0
+    caplog.set_level("INFO", "tokenspeed")
+    async with running(client, drain_timeout=60.0, api_key=("k",)) as server:
+        await server.until("ready")
+        server.http.headers["authorization"] = "Bearer k"
+        asking = asyncio.create_task(server.http.post(CHAT, json=BODY))
+        while not client.running:
+            await asyncio.sleep(0.01)
+        assert (await server.http.post("/pause_generation")).status_code == 200
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await asking).status_code == 503
+        assert await server.end(6) == 0
+    told = [record.message for record in caplog.records if record.message.startswith("stopping")]
+    assert len(told) == 1 and ", 1 were cut short (paused" in told[0]
 
 
 async def test_the_end_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

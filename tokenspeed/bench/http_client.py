@@ -50,6 +50,12 @@ class Address:
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path.rstrip("/"))
 
+    @property
+    def url(self) -> str:
+        """As people write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' * self.is_tls}://{host}:{self.port}{self.path}"
+
 
 @dataclass(eq=False)
 class _Connection:

@@ -33,15 +33,16 @@ def offline(
     path: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure with these options (by name), print, write; the exit status."""
+    """Measure with these options (by name), print, write; the exit status. Raises ConfigError for
+    settings or a model that cannot be taken.
+    """
     on_gpu = settings.get("device", "auto") != "cpu" and torch.cuda.is_available()
     speed = gpu_speed() if on_gpu else {}
     began = time.perf_counter()
     try:
         llm = make_llm(settings, workloads)
     except (ModelError, ConfigError, InvalidRequest) as error:
-        print(f"tokenspeed: error: bench: {error}", file=sys.stderr)
-        return 1
+        raise ConfigError(str(error)) from error
     ready = llm.engine.ready
     report: dict[str, Any] = {
         "machine": facts() | speed,
@@ -80,8 +81,8 @@ def run(llm: LLM, workloads: Sequence[Workload], num_iters: int) -> Iterator[Res
         if each.total_len <= llm.max_model_len:
             fitting.append(each)
         else:
-            told = f"{each.name}: left out, {each.total_len} tokens are more than the context of "
-            print(f"{told}{llm.max_model_len}", file=sys.stderr)
+            told = f"{each.name}: left out, its {each.total_len} tokens are more than the model's"
+            print(f"{told} context of {llm.max_model_len}", file=sys.stderr)
     yield from measure(fitting, seconds_of(llm), llm.engine.ready.vocab_size, num_iters)
 
 

@@ -7,24 +7,23 @@ as successes nor as failures.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import h11
 import msgspec
 import uvloop
-from tqdm import tqdm
 
 from tokenspeed.bench import serve_report
 from tokenspeed.bench.answer import Record
 from tokenspeed.bench.http_client import HttpClient
 from tokenspeed.bench.load import Load, Requests, arrivals, limit_of, num_requests, warm_ups
 from tokenspeed.bench.metrics import summarize
+from tokenspeed.bench.progress import progress, tell
 from tokenspeed.bench.serve_options import ServeOptions
 from tokenspeed.bench.serve_plan import API_KEYS, Plan, make_plan
 
@@ -54,7 +53,7 @@ def serve(options: ServeOptions, environ: Mapping[str, str] = os.environ) -> int
     try:
         measured = uvloop.run(measure(plan))
     except BenchFailed as error:
-        print(f"tokenspeed: error: bench serve: {error}", file=sys.stderr)
+        print(f"tokenspeed: error: bench serve: {plan.address.url}: {error}", file=sys.stderr)
         return 1
     records = measured.records
     summary = summarize(
@@ -84,7 +83,7 @@ async def measure(plan: Plan) -> Measured:
     options = plan.options
     client = HttpClient(plan.address, plan.headers)
     try:
-        model = await _ready(client, options)
+        model = await _ready(client, plan)
         requests = Requests(
             endpoint=options.endpoint,
             is_chat=options.is_chat,
@@ -93,10 +92,13 @@ async def measure(plan: Plan) -> Measured:
             must_be_full=options.target.ignore_eos,
             timeout_s=options.target.request_timeout,
         )
+        total, is_hidden = num_requests(plan.sessions), options.output.disable_tqdm
+        if not is_hidden:
+            tell(f"{total} requests to {model} at {plan.address.url}")
         await _warm_up(client, requests, plan)
         load = Load(client, requests, limit_of(options.load.max_concurrency))
         cpu = time.process_time()
-        with _bar(load, plan):
+        async with progress(load, total, is_hidden=is_hidden):
             was_interrupted = await _run(load, plan)
         duration = time.perf_counter() - load.began
         share = (time.process_time() - cpu) / duration if duration else 0.0
@@ -140,8 +142,9 @@ async def _warm_up(client: HttpClient, requests: Requests, plan: Plan) -> None:
         raise BenchFailed(f"the warm-up failed: {first.failure}: {first.detail}")
 
 
-async def _ready(client: HttpClient, options: ServeOptions) -> str:
+async def _ready(client: HttpClient, plan: Plan) -> str:
     """The model to ask for, once the server lists its models (or, with --model, answers at all)."""
+    options, is_told = plan.options, plan.options.output.disable_tqdm
     deadline = time.monotonic() + options.target.ready_check_timeout_sec
     while True:
         try:
@@ -158,6 +161,10 @@ async def _ready(client: HttpClient, options: ServeOptions) -> str:
             problem = str(error) or type(error).__name__
         if time.monotonic() >= deadline:
             raise BenchFailed(f"the server is not ready: {problem}")
+        if not is_told:
+            seconds = options.target.ready_check_timeout_sec
+            tell(f"waiting up to {seconds:g} s for {plan.address.url}: {problem}")
+            is_told = True
         await asyncio.sleep(_POLL_S)
 
 
@@ -167,15 +174,3 @@ def first_model(body: bytes) -> str:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.DecodeError, LookupError, TypeError):
         raise BenchFailed(f"GET {_MODELS} lists no model; give --model") from None
-
-
-@contextlib.contextmanager
-def _bar(load: Load, plan: Plan) -> Iterator[None]:
-    hidden = True if plan.options.output.disable_tqdm else None  # None: unless on a terminal
-    with tqdm(total=num_requests(plan.sessions), desc="Requests", disable=hidden) as bar:
-
-        def update(record: Record) -> None:
-            bar.update()
-
-        load.on_done = update
-        yield

@@ -209,13 +209,12 @@ def main(argv: list[str]) -> int:
     """The exit status; ConfigError for what cannot be asked for."""
     topic = pages.wanted(argv)
     name = argv[0] if argv else ""
-    if topic is not None or not argv:
-        print(_help(name, topic or ""))
+    if topic is not None:
+        print(_help(name, topic))
         return 0
     if name not in ACTIONS:
-        raise ConfigError(
-            f"unknown action {name[:100]}{suggest(name, ACTIONS)} (known: {', '.join(ACTIONS)})"
-        )
+        given = f"; {name[:100]} is none{suggest(name, ACTIONS)}" if argv else ""
+        raise ConfigError(f"what is to be done comes first, one of {', '.join(ACTIONS)}{given}")
     try:
         return _run(name, ACTIONS[name], argv[1:])
     except ConfigError as error:

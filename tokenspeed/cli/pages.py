@@ -16,11 +16,12 @@ from tokenspeed.options import ConfigError, Option, Settings, options_of, sugges
 _INDENT = 30
 _MAX_LISTED = 70
 """Characters of values that a page names; the help of one option has them all."""
-_COMMON = {
+COMMON = {
     "--config FILE": "YAML file of option names and values; the command line wins over it",
     "--print-config": "print every setting and where it comes from, and stop",
     "--help": "this page; --help=OPTION explains one, --help=compat lists other engines' flags",
 }
+"""Flags of every command that takes options, with their texts."""
 
 
 def wanted(argv: Sequence[str]) -> str | None:
@@ -57,13 +58,13 @@ def page(
         rows = {_names(each): _text(each) for each in options_of(settings) if each.name in chosen}
         if rows:
             parts.append(_section((settings.__doc__ or "").strip().splitlines()[0], rows))
-    rows = {**own, **(_COMMON if common else {})}
+    rows = {**own, **(COMMON if common else {})}
     if rows:
         parts.append(_section("This command", rows))
     return "\n\n".join(parts)
 
 
-def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = _COMMON) -> str:
+def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = COMMON) -> str:
     """All that is known about one flag, with or without its dashes. `own` are the command's own
     flags, under all their names, with their texts.
     """
@@ -71,7 +72,7 @@ def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = _COM
     flag = flag if flag.startswith("-") else f"--{flag}"
     texts = {
         name.partition(" ")[0]: f"{text}\n\n  {'flag':14} {names}"
-        for names, text in {**own, **_COMMON}.items()
+        for names, text in {**own, **COMMON}.items()
         for name in names.split(", ")
     }
     by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
@@ -83,7 +84,8 @@ def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = _COM
         return _explain_option(by_flag[flag])
     if flag in known:
         return "\n".join(_compat_row(known[flag][0]))
-    raise ConfigError(f"no option {topic[:100]}{suggest(flag, [*texts, *by_flag, *known])}")
+    near = suggest(flag, [*texts, *by_flag, *known])
+    raise ConfigError(f"no option {topic[:100]}{near or '; --help lists them all'}")
 
 
 def compat() -> str:
@@ -116,16 +118,11 @@ def _compat_row(row: Known) -> list[str]:
 
 
 def _explain_option(option: Option) -> str:
-    allowed = ""
-    if option.choices:
-        allowed = ", ".join(str(choice) for choice in option.choices)
-    elif option.low is not None:
-        allowed = f"{option.low} to {option.high}"
     facts = {
         "flag": _names(option),
-        "values": allowed,
+        "values": allowed(option),
         "suffixes": "4k is 4000, 4K is 4096; m, M, g, G likewise" if option.suffixes else "",
-        "default": _default(option),
+        "default": default(option),
         "environment": ENVIRONMENT + option.name.upper(),
         "settings file": option.name,
     }
@@ -148,19 +145,27 @@ def _metavar(option: Option) -> str:
     return f"{name} ..." if option.is_list else name
 
 
-def _default(option: Option) -> str:
-    if option.is_list:
-        return "none"
+def allowed(option: Option) -> str:
+    """Its values or bounds; nothing where any text will do."""
+    if option.choices:
+        return ", ".join(str(choice) for choice in option.choices)
+    return f"{option.low} to {option.high}" if option.low is not None else ""
+
+
+def default(option: Option) -> str:
+    """As people would write it."""
+    if option.default is None or option.is_list:
+        return "settled at start" if "default" in option.help else "none"
     if isinstance(option.default, bool):
         return "on" if option.default else "off"
     if option.suffixes and option.default and option.default % (1 << 20) == 0:
         return f"{option.default >> 20}M"
-    return "settled at start" if option.default is None else str(option.default)
+    return str(option.default)
 
 
 def _text(option: Option) -> str:
     is_told = option.default is None or option.is_list or "default" in option.help
-    return option.help if is_told else f"{option.help} [{_default(option)}]"
+    return option.help if is_told else f"{option.help} [{default(option)}]"
 
 
 def _section(title: str, rows: Mapping[str, str]) -> str:

@@ -44,8 +44,8 @@ _FEW = 7
 
 
 class Deviation(msgspec.Struct, frozen=True):
-    """How far a pass moved a piece's results in a step of `tokens`, in its call behind `layer`
-    calls of attention.
+    """How far a pass moved a piece's results in a step of `tokens`, in its call behind the
+    attention of `layer` (or before that of layer 0).
     """
 
     rule: str
@@ -135,15 +135,17 @@ class Replay:
 
 
 def _layers(plan: Plan) -> dict[str, list[int]]:
-    """For each piece, how many sequence calls of its function come before each of its calls."""
+    """For each piece, the layer of each of its calls: that of the attention before it (the rest of
+    that layer, and the beginning of the next), and the first layer where there is none before.
+    """
     found: dict[str, list[int]] = {}
     for function in (plan.embed, plan.forward, plan.head):
-        layer = 0
+        num_attended = 0
         for row in function.rows:
             if isinstance(row, PieceCall):
-                found.setdefault(row.piece, []).append(layer)
+                found.setdefault(row.piece, []).append(max(num_attended - 1, 0))
             else:
-                layer += 1
+                num_attended += 1
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 
 from tokenspeed.config import Config
@@ -24,5 +25,10 @@ def settle_layout(model: ServedModel, config: Config) -> ServedModel:
     blocks.install(native.blocks)
     counts = Counter(model.layout.values())
     formats = ", ".join(f"{count} {format}" for format, count in sorted(counts.items()))
-    logger.info("weights stay in blocks: %s; --weight-layout plain expands them", formats)
+    _tell(formats)
     return model
+
+
+@functools.cache  # commands settle a model more than once
+def _tell(formats: str) -> None:
+    logger.info("weights stay in blocks: %s; --weight-layout plain expands them", formats)

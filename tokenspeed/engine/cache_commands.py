@@ -131,10 +131,14 @@ def _import(cache: CompileCache, config: Config, *, path: str, sha256: str | Non
     """Put what an archive holds into the cache, once every digest in it has matched."""
     bundle = unpack(read_archive(Path(path), sha256))
     _install(cache, bundle)
+    useless = 0
     for parcel in bundle.parcels:
         if changes := misfits(parcel.manifest.facts):
+            useless += 1
             print(f"{parcel.name} is of no use to this machine as it is:")
             _print_changes(changes)
+    if useless == len(bundle.parcels):
+        logger.warning("nothing in %s fits this machine: a start here takes none of it", path)
     return 0
 
 

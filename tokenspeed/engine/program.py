@@ -202,7 +202,7 @@ class _Compiled:
             name = config.model.model
             logger.info(
                 "not compiled yet, so pieces run eagerly; `tokenspeed warmup %s` compiles them for "
-                "good, half a minute: %s",
+                "good, in a minute or two: %s",
                 *(name, found.reason),
             )
             return

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from tokenspeed.compile.archive import ArchiveError, write_archive
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.entry import Entry
-from tokenspeed.compile.facts import Facts, digest_of
+from tokenspeed.compile.facts import Facts, digest_of, group
 from tokenspeed.compile.key import facts_of
 from tokenspeed.compile.transfer import pack
 from tokenspeed.config import Config
@@ -96,6 +96,9 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
         "%s: %d %s, %.1f MiB; to use it: tokenspeed cache import FILE --sha256 DIGEST",
         *(path, len(entries), "entry" if len(entries) == 1 else "entries", num_bytes / _MIB),
     )
+    for entry in entries:
+        machine = ", ".join(f"{k} {v}" for k, v in group(entry.manifest.facts, "machine").items())
+        logger.info("%s is for machines with %s", entry.folder.name, machine)
     print(f"{digest}  {path}")
 
 

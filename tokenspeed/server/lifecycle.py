@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from tokenspeed.log import logger
@@ -52,14 +53,23 @@ class Signals:
 
 async def drain(state: ServerState, signals: Signals) -> None:
     """Let running requests end until the deadline or a second signal; then end them with an error
-    event.
+    event. In a paused engine none would end.
     """
+    began, is_paused, num_requests = time.monotonic(), state.is_paused, state.num_active
     state.draining = True
     seconds = state.config.server.drain_timeout
-    if not state.idle.is_set():
-        logger.info("draining: running requests get %g s; a second signal ends them now", seconds)
+    if num_requests and not is_paused:
+        what = "draining: %d running requests get %g s; a second signal ends them now"
+        logger.info(what, num_requests, seconds)
         await first_of(state.idle.wait(), signals.second.wait(), timeout=seconds)
+    num_cut = state.num_active
     await stop_streams(state, unavailable("The server has shut down.", "shutdown"))
+    told = "no request was running"
+    if num_requests:
+        seconds = time.monotonic() - began
+        num_ended = max(num_requests - num_cut, 0)
+        told = f"{num_ended} requests have ended in {seconds:.1f} s, {num_cut} were cut short"
+    logger.info("stopping: %s%s", told, " (paused, none could end)" if is_paused else "")
 
 
 async def stop_streams(state: ServerState, error: APIError) -> None:

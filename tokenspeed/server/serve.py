@@ -42,6 +42,7 @@ def serve(config: Config) -> int:
             server.port,
             error.strerror or error,
         )
+        importlib.import_module(_RUN).check_model(config.model)  # or it were the next complaint
         return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener))

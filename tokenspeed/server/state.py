@@ -53,8 +53,8 @@ class ServerState:
     """Lives on one event loop; nothing here is thread-safe.
 
     `open` are the generations that run in the engine; `num_samples` and `num_prompt_tokens` are the
-    engine requests, and the tokens they carry there, that have a place in its queue; `idle` is set
-    while no API request is being served.
+    engine requests, and the tokens they carry there, that have a place in its queue; `num_active`
+    are the API requests that are being served, and `idle` is set while there are none.
     """
 
     def __init__(self, config: Config, client: AttachedClient) -> None:
@@ -71,7 +71,7 @@ class ServerState:
         self.responses = ResponseStore(server.response_store_bytes, server.response_store_ttl)
         self.created = int(time.time())
         self.draining = False
-        self._is_paused = False
+        self.is_paused = False
         self.open: set[Stoppable] = set()
         self.num_samples = 0
         self.num_prompt_tokens = 0
@@ -79,7 +79,7 @@ class ServerState:
         self.idle.set()
         self._stopped: APIError | None = None
         self._busy_since = 0.0
-        self._num_active = 0
+        self.num_active = 0
         self._has_generated = False
         self._seeds = random.Random(config.model.seed)
 
@@ -90,7 +90,7 @@ class ServerState:
             return "dead"
         if self.draining:
             return "draining"
-        if self._is_paused:
+        if self.is_paused:
             return "paused"
         if self.stalled_s > self.config.server.watchdog_timeout:
             return "stalled"
@@ -99,16 +99,16 @@ class ServerState:
     @property
     def stalled_s(self) -> float:
         """For how long the engine has work and ends no step."""
-        if not self.open or self._is_paused:
+        if not self.open or self.is_paused:
             return 0.0
         return time.monotonic() - max(self.client.stats_at, self._busy_since)
 
     async def pause(self, is_paused: bool) -> None:
         """Let the engine launch no step, or go on. Raises EngineDead."""
         if is_paused:
-            self._is_paused = True
+            self.is_paused = True
         await self.client.commands.ask("pause" if is_paused else "continue")
-        self._is_paused, self._busy_since = is_paused, time.monotonic()
+        self.is_paused, self._busy_since = is_paused, time.monotonic()
 
     @property
     def loading_detail(self) -> str:
@@ -218,13 +218,13 @@ class ServerState:
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """One API request is being served: a drain waits for it."""
-        self._num_active += 1
+        self.num_active += 1
         self.idle.clear()
         try:
             yield
         finally:
-            self._num_active -= 1
-            if self._num_active == 0:
+            self.num_active -= 1
+            if self.num_active == 0:
                 self.idle.set()
 
     @contextlib.contextmanager

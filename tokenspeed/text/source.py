@@ -108,6 +108,11 @@ def is_local(model: str) -> bool:
     return model in BUNDLED or os.path.exists(os.path.expanduser(model))
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a name means something on the hub."""
+    return not is_local(model) and _HUB_ID.fullmatch(model) is not None
+
+
 def locate(
     model: str,
     *,
