@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 import subprocess
 import sys
 import tomllib
@@ -146,9 +145,3 @@ def test_scripts_name_something_that_exists() -> None:
     assert scripts.keys() == {"tokenspeed", "ts"}
     for target in scripts.values():
         assert importlib.util.find_spec(target.partition(":")[0])
-
-
-def test_documents_link_to_files_that_exist() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / link).exists(), f"{document.name} links to {link}"

@@ -21,6 +21,7 @@ import msgspec
 from tokenspeed import ledger
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.child import end_with_parent, read_orders
+from tokenspeed.engine.core_watch import watch_cores
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.link import EngineLink
 from tokenspeed.engine.messages import (
@@ -179,6 +180,7 @@ def _load_and_serve(launch: Launch, link: EngineLink) -> int:
         return 1
     seconds = time.monotonic() - began
     link.announce(msgspec.structs.replace(engine.ready, seconds=seconds, jit=ledger.totals()))
+    watch_cores(launch.config.model.device)
     try:
         Server(engine, link).run()
     except Exception as error:
