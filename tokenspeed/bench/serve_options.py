@@ -157,7 +157,9 @@ class OutputOptions(Settings):
     result_dir: str = option(".", "folder of that file")
     save_detailed: bool = option(False, "with each request's record", aliases=("--output-details",))
     metadata: tuple[str, ...] = option((), "key=value, kept with the result")
-    disable_tqdm: bool = option(False, "no progress bar (none is shown off a terminal)")
+    disable_tqdm: bool = option(
+        False, "tell nothing of the progress: no bar on a terminal, no lines elsewhere"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
