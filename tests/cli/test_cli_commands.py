@@ -45,6 +45,8 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
         (["serve", "--prot", "1"], "serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--help=prot"], "serve: no option prot; did you mean --port?"),
         (["serve", "--help=zzz"], "serve: no option zzz; --help lists them all"),
+        (["bench", "serve", "--help=compat"], "bench: no option compat; --help lists them all"),
+        (["bench", "--help=num-promts"], "bench: no option num-promts; did you mean --num-prompts"),
         (["bench"], "bench: what is to be measured comes first, one of serve, "),
         (["cache"], "cache: what is to be done comes first, one of ls, "),
         (["batch"], "batch: needs -i FILE"),
@@ -174,6 +176,7 @@ def test_a_mistake_is_told_alike_by_every_command(
         (["cache", "import", "--help=--sha256"], "anything else is refused"),
         (["explain", "--help=verify"], "load the weights"),
         (["serve", "--help=--config"], "YAML file"),
+        (["help", "bench", "serve", "--num-prompts"], "1 to "),
     ],
 )
 def test_help_knows_every_flag_of_a_command(

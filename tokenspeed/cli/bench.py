@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     """The exit status of the measurement; ConfigError for what cannot be taken."""
     if argv[:1] and argv[0] in COMMANDS:
         what, words = argv[0], argv[1:]
-    elif pages.wanted(argv[:1]) is not None:
+    elif pages.wanted(argv[:1]) == "":
         rows = [f"  {name:11} {text}" for name, (_, text) in COMMANDS.items()]
         print(_HELP.format(rows="\n".join(rows)))
         return 0

@@ -45,9 +45,10 @@ COMMAND = Command(
 
 def main(name: str, argv: list[str]) -> int:
     """The exit status of the measurement; ConfigError for what cannot be taken."""
-    if pages.wanted(argv) is not None:
+    topic = pages.wanted(argv)
+    if topic is not None:
         groups = SERVE_GROUPS.values()
-        print(pages.page(_HEAD, COMMAND.options, {}, "", common=False, groups=groups))
+        print(pages.page(_HEAD, COMMAND.options, {}, topic, common=False, groups=groups))
         return 0
     options = read(argv)
     status: int = importlib.import_module(_RUNNER).serve(options)

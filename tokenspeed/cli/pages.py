@@ -46,12 +46,12 @@ def page(
     groups: Iterable[type[Settings]] = tuple(GROUPS.values()),
 ) -> str:
     """The help of a command. `head` opens it, `own` are its own flags with their texts; its options
-    stand in these groups.
+    stand in these groups. `common`: whether it takes what all commands of a model take.
     """
-    if topic == "compat":
+    if topic == "compat" and common:
         return compat()
     if topic:
-        return explain(topic, options, own)
+        return explain(topic, options, own, common=common)
     parts = [textwrap.dedent(head).strip("\n")]
     chosen = {option.name for option in options}
     for settings in groups:
@@ -64,7 +64,9 @@ def page(
     return "\n\n".join(parts)
 
 
-def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = COMMON) -> str:
+def explain(
+    topic: str, options: Sequence[Option], own: Mapping[str, str] = COMMON, *, common: bool = True
+) -> str:
     """All that is known about one flag, with or without its dashes. `own` are the command's own
     flags, under all their names, with their texts.
     """
@@ -72,16 +74,16 @@ def explain(topic: str, options: Sequence[Option], own: Mapping[str, str] = COMM
     flag = flag if flag.startswith("-") else f"--{flag}"
     texts = {
         name.partition(" ")[0]: f"{text}\n\n  {'flag':14} {names}"
-        for names, text in {**own, **COMMON}.items()
+        for names, text in {**own, **(COMMON if common else {})}.items()
         for name in names.split(", ")
     }
     by_flag = {name: option for option in options for name in (option.flag, *option.aliases)}
     by_flag |= {negative(option.flag): option for option in options if option.kind is bool}
-    known = known_flags()
+    known = known_flags() if common else {}
     if flag in texts:
         return texts[flag]
     if flag in by_flag:
-        return _explain_option(by_flag[flag])
+        return _explain_option(by_flag[flag], common)
     if flag in known:
         return "\n".join(_compat_row(known[flag][0]))
     near = suggest(flag, [*texts, *by_flag, *known])
@@ -117,14 +119,14 @@ def _compat_row(row: Known) -> list[str]:
     return [", ".join(row.names), *lines]
 
 
-def _explain_option(option: Option) -> str:
+def _explain_option(option: Option, common: bool) -> str:
     facts = {
         "flag": _names(option),
         "values": allowed(option),
         "suffixes": "4k is 4000, 4K is 4096; m, M, g, G likewise" if option.suffixes else "",
         "default": default(option),
-        "environment": ENVIRONMENT + option.name.upper(),
-        "settings file": option.name,
+        "environment": ENVIRONMENT + option.name.upper() if common else "",
+        "settings file": option.name if common else "",
     }
     lines = [f"  {fact:14} {text}" for fact, text in facts.items() if text]
     return "\n".join([option.help, "", *lines])
