@@ -48,3 +48,20 @@ def test_one_stop_string_is_one() -> None:
 def test_min_tokens_above_max_tokens() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("max_token", "max_tokens"),
+        ("stop_tokens_ids", "stop_token_ids"),
+    ],
+)
+def test_misspelt_parameters_are_told_the_right_name(name: str, meant: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"SamplingParams\(\) takes no '{name}'; did you mean {meant}\?"
+    ):
+        SamplingParams(**{name: 1})
+    with pytest.raises(TypeError, match=r"takes no 'xyzzy'$"):
+        SamplingParams(temperature=0.0, xyzzy=1)  # type: ignore[call-arg]

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 MAX_TEXT = 4096
 MAX_LIST = 64
 
@@ -136,3 +138,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """How an error about an unknown name ends: "; did you mean X?", or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+class Suggesting(msgspec.StructMeta):
+    """Of structs that people write calls of: a field that there is none of gets the nearest name
+    that there is.
+    """
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        known = cls.__struct_fields__
+        unknown = next((name for name in fields if name not in known), None)
+        if unknown is not None:
+            raise TypeError(f"{cls.__name__}() takes no {unknown!r}{suggest(unknown, known)}")
+        return super().__call__(*args, **fields)

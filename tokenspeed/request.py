@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tokenspeed.constraint import Constraint, StructuredOutputs
+from tokenspeed.options import Suggesting
 from tokenspeed.timeline import Timeline, Timing
 
 MAX_LOGPROBS = 20
@@ -45,7 +46,9 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(
+    msgspec.Struct, metaclass=Suggesting, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """How one request is sampled. Every number is checked on both sides (NaN fails every check).
 
     `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None is whatever fits the
