@@ -97,7 +97,11 @@ def folded(chunks: list[Any], index: int = 0) -> dict[str, Any]:
 def as_folded(answer: httpx.Response, index: int = 0) -> dict[str, Any]:
     """A whole answer in the same form."""
     assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][index]
+    return message_of(answer.json()["choices"][index])
+
+
+def message_of(choice: dict[str, Any]) -> dict[str, Any]:
+    """A choice of it."""
     message = choice["message"]
     assert message.get("tool_calls") != [] and message.get("reasoning_content") != ""
     assert message["content"] != "" or set(message) == {"role", "content", "refusal"}
