@@ -45,7 +45,10 @@ class ModelConfig(Settings):
     )
     skip_tokenizer_init: bool = option(False, "serve token-id prompts only; no tokenizer is loaded")
     chat_template: str | None = option(
-        None, "file with a Jinja chat template, used instead of the model's"
+        None,
+        "file with a Jinja chat template, used instead of the model's; hermes: one of ours with a "
+        "place for tools, for models that speak ChatML (smollm2 gets it by itself where a request "
+        "has tools)",
     )
     plain_messages: bool = option(
         False,
@@ -213,8 +216,28 @@ class CompileConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Settings):
-    """What form output may be asked for."""
+    """What outputs are made of, and what form they may be asked for."""
 
+    reasoning_parser: str = option(
+        "auto",
+        "how reasoning is told from the answer (--help=reasoning-parser lists the names); auto: by "
+        "the chat template; gpt-oss is always harmony",
+        choices=(
+            *("auto", "base", "qwen3", "qwen3_thinking", "kimi", "kimi_k25", "kimi_thinking"),
+            *("deepseek_r1", "deepseek_v31", "glm45", "step3", "minimax", "seed_oss", "mistral"),
+            *("harmony", "passthrough"),
+        ),
+    )
+    tool_call_parser: str = option(
+        "auto",
+        "how tool calls are told from the answer (--help=tool-call-parser lists the names); auto: "
+        "by the chat template",
+        choices=(
+            *("auto", "hermes", "qwen", "qwen_coder", "seed_oss", "minimax_m2", "glm45", "kimik2"),
+            *("deepseek31", "mistral", "mistral_args", "llama3", "pythonic", "json", "harmony"),
+            "passthrough",
+        ),
+    )
     grammar_compile_timeout_secs: float = option(
         30.0, "seconds until a request's grammar counts as too large", low=0.1, high=3600.0
     )

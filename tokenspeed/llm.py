@@ -13,9 +13,8 @@ from __future__ import annotations
 import gc
 import itertools
 import operator
-import time
-from collections.abc import Sequence
-from numbers import Integral
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -29,23 +28,21 @@ from tokenspeed.engine.interrupts import hold_interrupts
 from tokenspeed.log import logger
 from tokenspeed.options import options_of, suggest
 from tokenspeed.outputs import CompletionOutput, RequestOutput
+from tokenspeed.parsers.answer_events import AnswerEvents, message_of
+from tokenspeed.parsers.chat_plan import Chat, plan_chat
+from tokenspeed.parsers.parser import OutputParser
+from tokenspeed.progress import Progress
+from tokenspeed.prompts import Message, Prompt, as_conversations, as_prompts
 from tokenspeed.request import (
     MAX_SEED,
     GenerateRequest,
     InvalidRequest,
-    RequestDelta,
     SamplingParams,
 )
 from tokenspeed.text.bad_words import with_bad_tokens
 from tokenspeed.text.output import OutputText, Sample
 from tokenspeed.text.text_side import load_text_side
 from tokenspeed.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
-Message = dict[str, Any]
-
-_BAR_S = 0.2
-"""How often the speeds beside the progress bar change."""
 
 
 class LLM:
@@ -93,7 +90,7 @@ class LLM:
         `sampling_params` are for all prompts or one for each. The progress bar is shown on a
         terminal, or as `use_tqdm` says. Raises InvalidRequest before anything runs.
         """
-        several = _as_list(prompts)
+        several = as_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
         ids = [
             self.tokenizer.encode(prompt)
@@ -101,7 +98,8 @@ class LLM:
             else [*map(operator.index, prompt)]
             for prompt in several
         ]
-        return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
+        params = self._params(sampling_params, len(ids))
+        return self._generate(texts, ids, params, [_PLAIN] * len(ids), use_tqdm)
 
     def chat(
         self,
@@ -112,27 +110,43 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several. With `continue_final_message` the last message is
         continued instead (and `add_generation_prompt` must be false).
+
+        Answers are taken apart as the server does it: reasoning, content and calls of `tools` are
+        in `outputs[i].message`, whose dict goes into the conversation. `tool_choice` and
+        `parallel_tool_calls` mean what they mean in OpenAI's API.
         """
-        if not _is_list(messages):
-            raise TypeError(f"messages are a list of dicts, not {type(messages).__name__}")
-        is_one = bool(messages) and isinstance(messages[0], dict)
-        conversations = cast(list[list[Message]], [messages] if is_one else messages)
-        prompts = [
-            self._text.chat_prompt(
-                list(conversation),
+        chats = [
+            Chat(
+                messages=conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
-                kwargs=chat_template_kwargs,
+                tool_choice=tool_choice,
+                parallel_tool_calls=parallel_tool_calls,
+                chat_template_kwargs=chat_template_kwargs or {},
             )
-            for conversation in conversations
+            for conversation in as_conversations(messages)
         ]
+        plans = [plan_chat(self.config.output, self._text, chat) for chat in chats]
+        prompts = [plan.render(self._text) for plan in plans]
+        params, readings = [], []
+        for plan, (text, _), each in zip(
+            plans, prompts, self._params(sampling_params, len(plans)), strict=True
+        ):
+            held = plan.held_to(each.structured_outputs)
+            held, is_open = plan.start(text, held, self.tokenizer)
+            params.append(msgspec.structs.replace(each, structured_outputs=held))
+            kept = self.tokenizer.special_ids(plan.form.markers)
+            readings.append(_Reading(plan.parser(is_open), kept, not parallel_tool_calls))
+        self._check_grammars(params)
         texts, ids = [text for text, _ in prompts], [each for _, each in prompts]
-        return self._generate(texts, ids, self._params(sampling_params, len(ids)), use_tqdm)
+        return self._generate(texts, ids, params, readings, use_tqdm)
 
     def close(self) -> None:
         """Let go of the model and its memory. May be called again."""
@@ -165,26 +179,38 @@ class LLM:
             raise InvalidRequest(f"{len(params)} sampling_params for {count} prompts")
         if self._text.tokenizer is None and any(each.stop for each in params):
             raise InvalidRequest("stop strings need a tokenizer, but skip_tokenizer_init is set")
+        self._check_grammars(params)
+        return [with_bad_tokens(each, self._text.tokenizer) for each in params]
+
+    def _check_grammars(self, params: Sequence[SamplingParams]) -> None:
         for asked in {each.structured_outputs for each in params if each.structured_outputs}:
             self.engine.check_grammar(asked)
-        return [with_bad_tokens(each, self._text.tokenizer) for each in params]
 
     def _generate(
         self,
         texts: Sequence[str | None],
         prompts: list[list[int]],
         params: list[SamplingParams],
+        readings: list[_Reading],
         use_tqdm: bool | None,
     ) -> list[RequestOutput]:
         groups = [self._requests(ids, each) for ids, each in zip(prompts, params, strict=True)]
         requests = [request for group in groups for request in group]
         samples = {each.id: Sample() for each in requests}
+        kept = {
+            each.id: reading.kept_ids
+            for group, reading in zip(groups, readings, strict=True)
+            for each in group
+        }
+        outputs = {
+            each.id: OutputText(self._text.tokenizer, each, kept[each.id]) for each in requests
+        }
         hidden = None if use_tqdm is None else not use_tqdm  # None: unless on a terminal
         with tqdm(total=len(groups), desc="Processed prompts", disable=hidden) as bar:
-            self._run(requests, samples, _Bar(bar, groups))
+            self._run(requests, samples, outputs, Progress(bar, groups))
         return [
-            _output(text, group, [samples[request.id] for request in group])
-            for text, group in zip(texts, groups, strict=True)
+            _output(text, group, [samples[request.id] for request in group], reading)
+            for text, group, reading in zip(texts, groups, readings, strict=True)
         ]
 
     def _requests(self, prompt_ids: list[int], params: SamplingParams) -> list[GenerateRequest]:
@@ -207,12 +233,17 @@ class LLM:
             for index in range(params.n)
         ]
 
-    def _run(self, requests: list[GenerateRequest], samples: dict[str, Sample], bar: _Bar) -> None:
+    def _run(
+        self,
+        requests: list[GenerateRequest],
+        samples: dict[str, Sample],
+        outputs: dict[str, OutputText],
+        progress: Progress,
+    ) -> None:
         """Run until all have ended. Nothing is left in the engine, however this ends: Ctrl-C waits
         for the end of a step. A second one does not, and closes.
         """
         engine = self.engine
-        outputs = {each.id: OutputText(self._text.tokenizer, each) for each in requests}
         with hold_interrupts() as interrupts:
             try:
                 for request in requests:
@@ -226,7 +257,7 @@ class LLM:
                             logger.warning("request %s failed: %s", delta.request_id, delta.error)
                         if new.must_abort:
                             engine.abort([delta.request_id])
-                        bar.add(delta, sample)
+                        progress.add(delta, is_done=sample.finish_reason is not None)
                     interrupts.deliver()
             finally:
                 if interrupts.is_forced:
@@ -236,48 +267,39 @@ class LLM:
                     engine.step()  # what is in flight
 
 
-class _Bar:
-    """The progress bar: prompts that are done, and tokens a second in and out so far."""
+@dataclass(frozen=True)
+class _Reading:
+    """How the outputs of one prompt are read; by itself, as plain text."""
 
-    def __init__(self, bar: tqdm[Any], requests: Sequence[Sequence[GenerateRequest]]) -> None:
-        self._bar = bar
-        self._group_of = {each.id: group for group in requests for each in group}
-        self._num_open = {id(group): len(group) for group in requests}
-        self._began = self._shown = time.monotonic()
-        self._num_in = 0
-        self._num_out = 0
+    new_parser: Callable[[], OutputParser] | None = None
+    kept_ids: frozenset[int] = frozenset()
+    one_call: bool = False
 
-    def add(self, delta: RequestDelta, sample: Sample) -> None:
-        group = self._group_of[delta.request_id]
-        if len(sample.token_ids) == len(delta.token_ids):  # its first
-            self._num_in += len(group[0].prompt_ids)
-        self._num_out += len(delta.token_ids)
-        now = time.monotonic()
-        if now - self._shown > _BAR_S:
-            self._shown = now
-            seconds = now - self._began
-            self._bar.set_postfix_str(
-                f"in: {self._num_in / seconds:.0f} tok/s, out: {self._num_out / seconds:.0f} tok/s"
-            )
-        if sample.finish_reason is not None:
-            self._num_open[id(group)] -= 1
-            self._bar.update(self._num_open[id(group)] == 0)
+
+_PLAIN = _Reading()
 
 
 def _output(
-    prompt: str | None, requests: list[GenerateRequest], samples: list[Sample]
+    prompt: str | None,
+    requests: list[GenerateRequest],
+    samples: list[Sample],
+    reading: _Reading,
 ) -> RequestOutput:
     outputs = []
     for index, (request, sample) in enumerate(zip(requests, samples, strict=True)):
         assert sample.finish_reason is not None, f"request {request.id} has no end"
+        parser = reading.new_parser() if reading.new_parser else None
+        answer = AnswerEvents(parser, one_call=reading.one_call)
+        events = answer.push([sample.text], 1, is_last=True)
         outputs.append(
             CompletionOutput(
                 index=index,
                 text=sample.text,
                 token_ids=sample.token_ids,
-                finish_reason=sample.finish_reason.value,
+                finish_reason=answer.finish_reason(sample.finish_reason.value),
                 stop_reason=sample.stop_reason,
                 logprobs=sample.logprobs if request.params.logprobs is not None else None,
+                message=message_of(events),
             )
         )
     return RequestOutput(
@@ -307,31 +329,3 @@ def _configure(model: str, options: dict[str, Any]) -> Config:
 
 def _log_progress(phase: str, detail: str) -> None:
     logger.debug("loading: %s %s", phase, detail)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list; TypeError for what is neither a text nor token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _is_list(prompts):
-        raise TypeError(f"prompts are texts or lists of token ids, not {type(prompts).__name__}")
-    if len(prompts) and all(_is_token(each) for each in prompts):
-        return [cast(Sequence[int], prompts)]
-    for each in prompts:
-        if not isinstance(each, str) and not _is_token_list(each):
-            raise TypeError(f"a prompt is a text or a list of token ids, not {each!r:.60}")
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _is_list(value: object) -> bool:
-    """A list or tuple, or an array: not what iterates over keys, bytes or in no order."""
-    return isinstance(value, list | tuple) or hasattr(value, "__array__")
-
-
-def _is_token_list(value: Any) -> bool:
-    # Types first: that settles nearly all prompts, in less than half the time.
-    return _is_list(value) and (set(map(type, value)) == {int} or all(map(_is_token, value)))
-
-
-def _is_token(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -115,29 +115,10 @@ class ServerConfig(Settings):
     write_timeout: float = option(
         60.0, "seconds a client's socket may take nothing before it is cut", low=1.0, high=86400.0
     )
-    reasoning_parser: str = option(
-        "auto",
-        "how reasoning is told from the answer (--help=reasoning-parser lists the names); auto: by "
-        "the chat template; gpt-oss is always harmony",
-        choices=(
-            *("auto", "base", "qwen3", "qwen3_thinking", "kimi", "kimi_k25", "kimi_thinking"),
-            *("deepseek_r1", "deepseek_v31", "glm45", "step3", "minimax", "harmony"),
-            "passthrough",
-        ),
-    )
     reasoning_field: str = option(
         "reasoning_content",
         "what a message's reasoning is called in answers",
         choices=("reasoning_content", "reasoning", "both"),
-    )
-    tool_call_parser: str = option(
-        "auto",
-        "how tool calls are told from the answer (--help=tool-call-parser lists the names); auto: "
-        "by the chat template",
-        choices=(
-            *("auto", "hermes", "qwen", "qwen_coder", "kimik2", "deepseek31", "llama3", "json"),
-            *("harmony", "passthrough"),
-        ),
     )
     disable_page: bool = option(False, "serve no page at /, only the API")
     strict_fields: bool = option(

@@ -8,14 +8,17 @@ import json
 import shutil
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import tokenspeed
 from tokenspeed import LLM, SamplingParams
+from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.options import ConfigError
 from tokenspeed.request import InvalidRequest
 
@@ -130,11 +133,11 @@ def test_an_interrupted_run_leaves_nothing(
 def test_what_raises_outside_the_engine_leaves_nothing(
     tiny: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(bar: Any, *arguments: Any) -> None:
+    def fail(bar: Any, *arguments: Any, **options: Any) -> None:
         raise OSError("no terminal")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tokenspeed.llm._Bar.add", fail)
+        patch.setattr("tokenspeed.llm.Progress.add", fail)
         with pytest.raises(OSError, match="no terminal"):
             tiny.generate([[5, 6], [7]], GREEDY)
     assert not tiny.engine.has_work
@@ -238,3 +241,64 @@ def test_texts_stop_strings_and_chats(smollm2: LLM) -> None:
     )
     assert more.outputs[0].text.startswith(" France")
     assert not smollm2.engine.has_work
+
+
+def test_answers_of_chats_are_taken_apart(smollm2: LLM) -> None:
+    """As the server does it: the tools' own template, a forced call, its result, and so on."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather in Oslo?"}]
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    forced: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    for result in ("rain", "sun"):
+        (answer,) = smollm2.chat(chat, params, tools=[tool], **forced)
+        sample = answer.outputs[0]
+        assert answer.prompt is not None and "<tools>" in answer.prompt
+        assert sample.text.startswith("<tool_call>") and sample.finish_reason == "tool_calls"
+        (call,) = sample.message.tool_calls
+        assert call.name == "get_weather" and call.is_complete and not sample.message.content
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Paris")
+        chat.append(sample.message.to_dict())
+        chat.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    form = StructuredOutputs(json={"enum": ["yes", "no"]})
+    (one,), (two,) = (
+        smollm2.generate("Is it?", params),
+        smollm2.chat(chat, msgspec.structs.replace(params, structured_outputs=form), tools=[tool]),
+    )
+    assert one.outputs[0].message.content == one.outputs[0].text
+    assert json.loads(two.outputs[0].message.content) in ("yes", "no")
+    with pytest.raises(InvalidRequest, match="one of them"):
+        smollm2.chat(
+            chat, msgspec.structs.replace(params, structured_outputs=form), tools=[tool], **forced
+        )
+    with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
+        smollm2.chat(chat, params, tool_choice="required")
+    with pytest.raises(InvalidRequest, match="does not read 'enable_thinking'"):
+        smollm2.chat(chat[:1], params, chat_template_kwargs={"enable_thinking": True})
+
+
+def test_reasoning_is_told_from_the_answer(smollm2: LLM) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    form = StructuredOutputs(regex="<think>ab</think>\n\ncd")
+    params = SamplingParams(temperature=0.0, structured_outputs=form)
+    llm = smollm2
+    plain = llm.chat(chat, params)[0].outputs[0]
+    assert plain.message.content == plain.text == "<think>ab</think>\n\ncd"
+    config, output = llm.config, replace(llm.config.output, reasoning_parser="base")
+    try:
+        llm.config = replace(config, output=output)
+        parsed = llm.chat(chat, params)[0].outputs[0]
+    finally:
+        llm.config = config
+    assert (parsed.message.reasoning, parsed.message.content) == ("ab", "cd")
+    assert parsed.text == plain.text and parsed.finish_reason == "stop"
+    assert parsed.message.to_dict() == {
+        "role": "assistant",
+        "content": "cd",
+        "reasoning_content": "ab",
+    }

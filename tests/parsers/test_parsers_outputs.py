@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from parsed import SCHEMAS, parse, parts_of
 from recorded_outputs import Case
-from recorded_tags import CASES, deepseek
+from recorded_tags import CASES as TAGS
+from recorded_tags import deepseek
+from recorded_values import VALUES as RAW
 
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.parser import OutputParser
 from tokenspeed.parsers.tables import HARMONY, REASONING, TOOLS, output_format
+
+CASES = [*TAGS, *RAW]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.tools}-{case.text[:40]!r}")
@@ -43,6 +48,24 @@ FRAGMENTS = {
     "qwen_coder": [
         *("<tool_call>", "</tool_call>", "<function=add>", "</function>", "<function="),
         *("<parameter=a>", "<parameter=note>", "</parameter>", "5"),
+    ],
+    "seed_oss": [
+        *("<seed:tool_call>", "</seed:tool_call>", "<function=add>", "</function>"),
+        *("<parameter=a>", "<parameter=note>", "</parameter>"),
+    ],
+    "minimax_m2": [
+        *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="add">', "</invoke>"),
+        *('<parameter name="a">', '<parameter name="note">', "</parameter>", '<invoke name="'),
+    ],
+    "glm45": [
+        *("<tool_call>add\n", "</tool_call>", "<arg_key>a</arg_key>", "<arg_key>", "<arg_value>"),
+        *("<arg_key>note</arg_key><arg_value>", "</arg_value>", "</arg_key>"),
+    ],
+    "mistral": ["[TOOL_CALLS]", "add[ARGS]", "[ARGS]", '{"name": "add", "arguments": ', "[", "]"],
+    "mistral_args": ["[TOOL_CALLS]add[ARGS]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "add"],
+    "pythonic": [
+        *("[add(", "a=", "note='", "'", ")", "]", ", ", "(", "\\", "\\x4", "1", "<|python_end|>"),
+        *("<|python_start|>[add(", "tags=[", "deep={'k': ", "True", "\\ud8", "n"),
     ],
     "kimik2": [
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
@@ -121,6 +144,45 @@ VALUES = {
 CALLS = st.lists(st.fixed_dictionaries({}, optional=VALUES), min_size=1, max_size=3)
 
 
+def raw(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def written_in(begin: str, key: str, between: str, value_end: str, end: str) -> Any:
+    """How a call of `add` is written in tags, without layout around its values."""
+
+    def write(call: dict[str, object]) -> str:
+        inner = "".join(f"{key}{each}{between}{raw(call[each])}{value_end}\n" for each in call)
+        return f"{begin}\n{inner}{end}"
+
+    return write
+
+
+_WRITTEN = {
+    "seed_oss": written_in(
+        "<seed:tool_call>\n<function=add>",
+        "<parameter=",
+        ">",
+        "</parameter>",
+        "</function>\n</seed:tool_call>",
+    ),
+    "minimax_m2": written_in(
+        '<minimax:tool_call>\n<invoke name="add">',
+        '<parameter name="',
+        '">',
+        "</parameter>",
+        "</invoke>\n</minimax:tool_call>",
+    ),
+    "glm45": written_in(
+        "<tool_call>add",
+        "<arg_key>",
+        "</arg_key>\n<arg_value>",
+        "</arg_value>",
+        "</tool_call>",
+    ),
+}
+
+
 def write_calls(tools: str, calls: list[dict[str, object]]) -> str:
     """The calls of `add` as a model's template writes them."""
     texts = [json.dumps(call, ensure_ascii=False) for call in calls]
@@ -151,14 +213,22 @@ def write_calls(tools: str, calls: list[dict[str, object]]) -> str:
             f"{text}<|call|>"
             for text in texts
         )
+    if tools in _WRITTEN:
+        return "\n".join(map(_WRITTEN[tools], calls))
+    if tools == "mistral":
+        listed = ", ".join(f'{{"name": "add", "arguments": {text}}}' for text in texts)
+        return f"[TOOL_CALLS][{listed}]"
+    if tools == "mistral_args":
+        return "".join(f"[TOOL_CALLS]add[ARGS]{text}" for text in texts)
+    if tools == "pythonic":
+        written = ", ".join(
+            f"add({', '.join(f'{key}={value!r}' for key, value in call.items())})" for call in calls
+        )
+        return f"<|python_start|>[{written}]<|python_end|>"
     assert tools == "qwen_coder"
     return "\n".join(
         "<tool_call>\n<function=add>\n"
-        + "".join(
-            f"<parameter={key}>\n{value if isinstance(value, str) else json.dumps(value)}\n"
-            "</parameter>\n"
-            for key, value in call.items()
-        )
+        + "".join(f"<parameter={key}>\n{raw(value)}\n</parameter>\n" for key, value in call.items())
         + "</function>\n</tool_call>"
         for call in calls
     )
@@ -166,7 +236,7 @@ def write_calls(tools: str, calls: list[dict[str, object]]) -> str:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["hermes", "llama3", "kimik2", "deepseek31", "harmony", "qwen_coder"]),
+    st.sampled_from(sorted({*TOOLS, HARMONY} - {"qwen", "json", "passthrough"})),
     WORDS,
     WORDS,
     CALLS,
@@ -214,6 +284,14 @@ CODER_ADD = "<tool_call><function=add><parameter=note>"
         ("qwen_coder", CODER_ADD + "a\n", '{"note": "a'),
         ("qwen_coder", CODER_ADD + "a</parameter>", '{"note": "a'),
         ("qwen_coder", CODER_ADD + "a</parameter>b", '{"note": "a</parameter>b'),
+        ("glm45", "<tool_call>add\n<arg_key>note</arg_key><arg_value>a </arg", '{"note": "a '),
+        ("minimax_m2", '<invoke name="add"><parameter name="note">a\n', '{"note": "a\\n'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"note": "a', '{"note": "a'),
+        ("pythonic", "[add(note='a", '{"note": "a'),
+        ("pythonic", "[add(note='a\\n", '{"note": "a\\n'),
+        ("pythonic", "[add(note='a\\x4", '{"note": "a'),
+        ("pythonic", "[add(a=12", '{"a": '),
+        ("pythonic", "[1, 2", "[1, 2"),
         ("kimik2", "<|tool_call_begin|>add:0<|tool_call_argument_begin|>{", "{"),
         ("harmony", "<|channel|>final<|message|>abc", "abc"),
         ("llama3", "abc", "abc"),

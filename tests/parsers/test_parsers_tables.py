@@ -7,10 +7,12 @@ import itertools
 import pytest
 from parsed import parse, parts_of
 
+from tokenspeed.config import OutputConfig
 from tokenspeed.options import options_of
 from tokenspeed.parsers import harmony
 from tokenspeed.parsers.tables import (
     AUTO,
+    BY_MODEL_TYPE,
     HARMONY,
     HARMONY_MODELS,
     REASONING,
@@ -18,18 +20,21 @@ from tokenspeed.parsers.tables import (
     choose_parsers,
     output_format,
 )
-from tokenspeed.server_config import ServerConfig
 
 TEMPLATES = [
     ("{{ '<think>\\n' }}{{ '<tool_call>' }}", "base", "hermes"),
     ("<tool_call>\n<function=example>\n<parameter=a><think>", "base", "qwen_coder"),
     ("<function=example>{}</function><|python_tag|>", "passthrough", "passthrough"),
-    ("<seed:tool_call><function=example><parameter=a>", "passthrough", "passthrough"),
+    ("<seed:think><seed:tool_call><function=example><parameter=a>", "seed_oss", "seed_oss"),
+    ('<think><minimax:tool_call><invoke name="', "base", "minimax_m2"),
+    ("[THINK][TOOL_CALLS]{{ name }}[ARGS]", "mistral", "mistral_args"),
+    ("[TOOL_CALLS][", "passthrough", "mistral"),
+    ("[func_name1(params_name1=params_value1)]<|python_tag|>", "passthrough", "pythonic"),
     ("<|tool_calls_section_begin|><think></think>", "base", "kimik2"),
     ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "passthrough", "deepseek31"),
     ("{%- if builtin_tools %}<|python_tag|>", "passthrough", "llama3"),
     ('"parameters": dictionary of argument name and its value', "passthrough", "llama3"),
-    ("<tool_call>{name}\n<arg_key>k</arg_key> <think>", "base", "passthrough"),
+    ("<tool_call>{name}\n<arg_key>k</arg_key> <think>", "base", "glm45"),
     ("<|channel|>analysis<|message|>", HARMONY, HARMONY),
     ("\u25c1think\u25b7", "kimi", "passthrough"),
     ("<|im_start|>{{ message.content }}", "passthrough", "passthrough"),
@@ -56,6 +61,17 @@ def test_gpt_oss_is_harmony_whatever_is_named() -> None:
     assert choose_parsers(HARMONY, "auto") == (HARMONY, HARMONY)
 
 
+def test_where_the_template_shows_nothing_the_family_counts() -> None:
+    assert BY_MODEL_TYPE.keys().isdisjoint(HARMONY_MODELS)
+    for model, names in BY_MODEL_TYPE.items():
+        output_format(*names)  # there are such parsers
+        assert choose_parsers("auto", "auto", model_type=model, template="{{ tools }}") == names
+        assert choose_parsers("auto", "json", model_type=model, template="{{ x }}")[1] == "json"
+        shown = choose_parsers("auto", "auto", model_type=model, template="<tool_call>")
+        assert shown == ("passthrough", "hermes")
+        assert choose_parsers("auto", "auto", model_type=model) == ("passthrough", "passthrough")
+
+
 @pytest.mark.parametrize("name", sorted(REASONING))
 def test_the_prompts_end_says_whether_reasoning_is_open(name: str) -> None:
     thinking = REASONING[name]
@@ -75,7 +91,7 @@ def test_the_prompts_end_says_whether_reasoning_is_open(name: str) -> None:
 
 
 def test_the_options_name_every_parser() -> None:
-    names = {each.name: set(each.choices) for each in options_of(ServerConfig)}
+    names = {each.name: set(each.choices) for each in options_of(OutputConfig)}
     assert names["reasoning_parser"] == {AUTO, HARMONY, *REASONING}
     assert names["tool_call_parser"] == {AUTO, HARMONY, *TOOLS}
 

@@ -198,6 +198,7 @@ def make_state(
     tokenizer: Tokenizer | None = TOKENIZER,
     *,
     template: str = CHATML,
+    tool_template: str | None = None,
     model_type: str = "",
     **options: Any,
 ) -> Any:
@@ -205,7 +206,8 @@ def make_state(
     state = ServerState(config, client)  # type: ignore[arg-type]
     special = tokenizer.special_tokens if tokenizer else {}
     chat = ChatTemplate(template if tokenizer else None, special)
-    state.text = TextSide(tokenizer, chat, model_type=model_type)
+    with_tools = ChatTemplate(tool_template, special) if tool_template else None
+    state.text = TextSide(tokenizer, chat, model_type=model_type, tool_template=with_tools)
     return state
 
 

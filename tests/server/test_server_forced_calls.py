@@ -51,7 +51,11 @@ def output_under(asked: StructuredOutputs, seed: int) -> str:
 FORMATS: dict[str, dict[str, Any]] = {
     "hermes": {"template": QWEN},
     "coder, as hermes": {"template": CODER},
-    "unknown, as hermes": {"template": QWEN.replace("</tool_call>", "<arg_key></tool_call>")},
+    "glm, as hermes": {"template": QWEN.replace("</tool_call>", "<arg_key></tool_call>")},
+    "unknown, as hermes": {"template": QWEN.replace("<tool_call></tool_call>", "]<]minimax[>[")},
+    "mistral": {"template": QWEN, "tool_call_parser": "mistral"},
+    "mistral, newer": {"template": QWEN, "tool_call_parser": "mistral_args"},
+    "pythonic, as hermes": {"template": QWEN, "tool_call_parser": "pythonic"},
     "kimi": {"template": KIMI},
     "deepseek": {"template": DEEP},
     "llama3": {"template": QWEN, "tool_call_parser": "llama3"},

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server_fakes import CHATML, TOKENIZER, refused
+from server_fakes import CHAT, CHATML, TOKENIZER, refused
 from tool_fakes import HERMES_CALL, OPENING, OSLO, QWEN, TOOLS, as_folded, asking
 
+from tokenspeed.text.template_file import SHIPPED
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 BAD_TOOLS: list[tuple[Any, str]] = [
     ([1], "tools[0]"),
     ([{"type": "function"}], "tools[0]"),
@@ -58,15 +62,74 @@ async def test_choices_that_cannot_be_met(choice: Any, tools: Any, code: str | N
 
 
 async def test_tools_that_this_model_cannot_call_are_refused() -> None:
-    glm = QWEN.replace("<tool_call></tool_call>", "<tool_call>n<arg_key>k</arg_key></tool_call>")
-    async with asking(template=glm) as ask:
+    odd = QWEN.replace("<tool_call></tool_call>", "]<]minimax[>[")
+    async with asking(template=odd) as ask:
         error = refused(await ask.chat(tools=TOOLS))
         assert error["param"] == "tools" and "--tool-call-parser" in error["message"]
-    async with asking(template=glm, tool_call_parser="passthrough") as ask:
+    async with asking(template=odd, tool_call_parser="passthrough") as ask:
         ask.engine.answers = {0: HERMES_CALL}
         assert as_folded(await ask.chat(tools=TOOLS))["content"] == HERMES_CALL
     async with asking(template=CHATML) as ask:
-        assert "no place" in refused(await ask.chat(tools=TOOLS))["message"]
+        error = refused(await ask.chat(tools=TOOLS))
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+        assert "no place" in error["message"] and "--chat-template hermes" in error["message"]
+        called = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}]
+        assert "no place for tool calls" in refused(await ask.chat(messages=called))["message"]
+
+
+async def test_tools_get_a_template_of_their_own() -> None:
+    """With it come its parsers; chats without tools know nothing of either."""
+    async with asking(template=CHATML, tool_template=SHIPPED["hermes"].read_text()) as ask:
+        for fields, num_calls in (
+            ({}, 0),
+            ({"tools": []}, 0),
+            ({"tools": TOOLS, "tool_choice": "none"}, 0),
+            ({"tools": TOOLS}, 1),
+            ({"tools": TOOLS, "tool_choice": "required"}, 1),
+        ):
+            ask.engine.answers = {0: HERMES_CALL}
+            whole = as_folded(await ask.chat(**fields))
+            assert (len(whole["calls"]), bool(whole["content"])) == (num_calls, not num_calls)
+            prompt = TOKENIZER.decode(ask.engine.requests[-1].prompt_ids, skip_special_tokens=False)
+            plain = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+            assert prompt == plain if not num_calls else "<tools>" in prompt
+        rendered = await ask.http.post(f"{CHAT}/render", json={**fields, "messages": MESSAGES})
+        assert "<tools>" in rendered.json()["prompts"][0]["text"]
+
+
+SWITCHED = QWEN  # reads enable_thinking
+ALWAYS = OPENING.replace("enable_thinking", "other")  # reasons, and has no switch
+KWARGS: list[tuple[str, dict[str, Any], str | None]] = [
+    (CHATML, {"enable_thinking": False}, None),
+    (CHATML, {"thinking": False, "reasoning_effort": "none"}, None),
+    (CHATML, {"enable_thinking": True}, "enable_thinking"),
+    (CHATML, {"reasoning_effort": "high"}, "reasoning_effort"),
+    (CHATML, {"other": 1}, "other"),
+    (CHATML, {"messages": "x"}, "messages"),
+    (ALWAYS, {"enable_thinking": True}, None),
+    (ALWAYS, {"reasoning_effort": "low"}, None),
+    (ALWAYS, {"enable_thinking": False}, "enable_thinking"),
+    (SWITCHED, {"enable_thinking": False}, None),
+    (SWITCHED, {"enable_thinking": True}, None),
+    (SWITCHED, {"thinking": True}, "thinking"),
+    (SWITCHED, {"thinking": False}, "thinking"),
+    (SWITCHED, {"eos_token": "x"}, "eos_token"),
+]
+
+
+@pytest.mark.parametrize(("template", "kwargs", "refuses"), KWARGS)
+async def test_variables_that_the_template_does_not_read_are_refused(
+    template: str, kwargs: dict[str, Any], refuses: str | None
+) -> None:
+    """Unless they ask for what is so anyway: then there is nothing to drop."""
+    async with asking(template=template) as ask:
+        answer = await ask.chat(chat_template_kwargs=kwargs)
+        if refuses is None:
+            assert answer.status_code == 200, answer.text
+            return
+        error = refused(answer)
+        assert error["param"] == "chat_template_kwargs" and repr(refuses) in error["message"]
+        assert error["code"] == "unsupported_parameter"
 
 
 async def test_a_turn_with_calls_goes_back_into_the_prompt() -> None:

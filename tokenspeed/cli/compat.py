@@ -239,7 +239,8 @@ PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
             *(("none", "passthrough"), ("deepseek-r1", "deepseek_r1"), ("gpt-oss", "harmony")),
             *(("deepseek-v3", "deepseek_v31"), ("deepseek_v3", "deepseek_v31")),
             *(("openai_gptoss", "harmony"), ("qwen3-thinking", "qwen3_thinking")),
-            *(("kimi_k2", "kimi_k25"), ("minimax_m2", "minimax")),
+            *(("kimi_k2", "kimi_k25"), ("minimax_m2", "minimax"), ("minimax-m2", "minimax")),
+            *(("glm47", "glm45"), ("seed-oss", "seed_oss")),
         )
     },
     **{
@@ -250,6 +251,8 @@ PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
             *(("deepseekv3", "deepseek31"), ("deepseekv31", "deepseek31")),
             *(("deepseek_v3", "deepseek31"), ("deepseek_v31", "deepseek31")),
             *(("llama3_json", "llama3"), ("openai", "harmony"), ("gpt-oss", "harmony")),
+            *(("llama4_json", "llama3"), ("llama4_pythonic", "pythonic"), ("glm47", "glm45")),
+            *(("glm", "glm45"), ("minimax-m2", "minimax_m2"), ("seed-oss", "seed_oss")),
         )
     },
     ("log_level", "warn"): ("warning", "the same level"),

@@ -1,46 +1,88 @@
-"""The text of one sample as the parts that chat-like APIs show: reasoning, content and calls."""
+"""The text of one sample as the parts that a chat's answer has: reasoning, content and calls."""
 
 from __future__ import annotations
 
-from tokenspeed.parsers.events import CallEnd, ContentDelta, Event, ReasoningDelta
-from tokenspeed.server.job import Job
+from collections.abc import Sequence
+
+from tokenspeed.outputs import AssistantMessage, ToolCall
+from tokenspeed.parsers.events import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    merged,
+)
+from tokenspeed.parsers.parser import OutputParser
 
 
 class AnswerEvents:
-    """Follows one sample of `job`. With `one_call`, calls but the first are left out.
+    """Follows one sample; no `parser`, and all of it is content. With `one_call`, calls but the
+    first are left out.
 
-    `num_reasoning_tokens` counts the tokens of pieces that showed nothing but reasoning.
+    `num_reasoning_tokens` counts the tokens that showed nothing but reasoning, and those before
+    them that showed nothing.
     """
 
-    def __init__(self, job: Job, *, one_call: bool) -> None:
-        self._parser = job.new_parser() if job.new_parser else None
+    def __init__(self, parser: OutputParser | None, *, one_call: bool) -> None:
+        self._parser = parser
         self._one_call = one_call
         self._num_pending = 0
         self.num_reasoning_tokens = 0
         self.has_calls = False
         """A call is complete."""
 
-    def push(self, text: str, num_tokens: int, *, is_last: bool) -> list[Event]:
-        """The events of the next `num_tokens` tokens, whose text is `text`."""
-        events = self._parse(text, is_last)
-        self._num_pending += num_tokens
+    def push(self, texts: Sequence[str], num_tokens: int, *, is_last: bool) -> list[Event]:
+        """The events of the next tokens: a text for each, and maybe one that the end added."""
+        found: list[Event] = []
+        for number, text in enumerate(texts):
+            self._num_pending += number < num_tokens
+            self._count(events := self._parse(text))
+            found += events
+        if is_last and self._parser is not None:
+            self._count(events := self._kept(self._parser.close()))
+            found += events
+        self.has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in found)
+        return merged(found)
+
+    def _parse(self, text: str) -> list[Event]:
+        if self._parser is None:
+            return [ContentDelta(text)] if text else []
+        return self._kept(self._parser.feed(text))
+
+    def _kept(self, events: list[Event]) -> list[Event]:
+        if not self._one_call:
+            return events
+        return [event for event in events if getattr(event, "index", 0) == 0]
+
+    def _count(self, events: list[Event]) -> None:
         if events:
             if all(isinstance(event, ReasoningDelta) for event in events):
                 self.num_reasoning_tokens += self._num_pending
             self._num_pending = 0
-        return events
 
     def finish_reason(self, reason: str) -> str:
         """An answer that was cut says so, whatever it holds."""
         return "tool_calls" if reason == "stop" and self.has_calls else reason
 
-    def _parse(self, text: str, is_last: bool) -> list[Event]:
-        if self._parser is None:
-            return [ContentDelta(text)] if text else []
-        events = self._parser.feed(text)
-        if is_last:
-            events += self._parser.close()
-        if self._one_call:
-            events = [event for event in events if getattr(event, "index", 0) == 0]
-        self.has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in events)
-        return events
+
+def message_of(events: list[Event]) -> AssistantMessage:
+    """What the events of a whole answer make up."""
+    starts = [event for event in events if isinstance(event, CallStart)]
+    arguments: list[list[str]] = [[] for _ in starts]
+    complete = [False for _ in starts]
+    for event in events:
+        if isinstance(event, ArgumentsDelta):
+            arguments[event.index].append(event.text)
+        elif isinstance(event, CallEnd):
+            complete[event.index] = event.is_complete
+    calls = zip(starts, arguments, complete, strict=True)
+    return AssistantMessage(
+        content="".join(each.text for each in events if isinstance(each, ContentDelta)),
+        reasoning="".join(each.text for each in events if isinstance(each, ReasoningDelta)),
+        tool_calls=tuple(
+            ToolCall(id=start.id, name=start.name, arguments="".join(pieces), is_complete=is_whole)
+            for start, pieces, is_whole in calls
+        ),
+    )

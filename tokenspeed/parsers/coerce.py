@@ -82,7 +82,7 @@ def coerce(text: str, types: frozenset[str]) -> str:
         value = json.loads(
             _PYTHON_WORDS.get(stripped, stripped),
             parse_constant=_refuse,
-            parse_float=_finite,
+            parse_float=finite,
         )
     except (ValueError, RecursionError):
         value = text
@@ -103,7 +103,8 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def _finite(digits: str) -> float:
+def finite(digits: str) -> float:
+    """ValueError for what no float holds."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(digits)

@@ -53,6 +53,22 @@ class CallEnd:
 Event = ReasoningDelta | ContentDelta | CallStart | ArgumentsDelta | CallEnd
 
 
+def merged(events: list[Event]) -> list[Event]:
+    """Adjacent pieces of one text joined."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(last, ReasoningDelta) and isinstance(event, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + event.text)
+        elif isinstance(last, ContentDelta) and isinstance(event, ContentDelta):
+            found[-1] = ContentDelta(last.text + event.text)
+        elif isinstance(last, ArgumentsDelta) and isinstance(event, ArgumentsDelta):
+            found[-1] = ArgumentsDelta(last.index, last.text + event.text)
+        else:
+            found.append(event)
+    return found
+
+
 class Output:
     """Collects events. `tools` are the names that may be called; `new_id` names a call.
 

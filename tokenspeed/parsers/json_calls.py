@@ -101,7 +101,7 @@ def _joined(scene: Scene, opener: str) -> Steps[None]:
         yield from _call(scene)
 
 
-def _listed(scene: Scene, opener: str) -> Steps[None]:
+def listed_calls(scene: Scene, opener: str) -> Steps[None]:
     if (yield from next_is(scene.reader, "{")):
         yield from _call(scene)
         return
@@ -140,7 +140,7 @@ LLAMA3 = ToolFormat(
 )
 JSON = ToolFormat(
     openers=(),
-    block=_listed,
+    block=listed_calls,
     bare_openers="{[",
     spelling=_spelling('[{"name":', "arguments", ', {"name":', "]"),
 )

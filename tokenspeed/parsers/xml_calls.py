@@ -1,139 +1,108 @@
-"""Qwen3-Coder's calls, also of Qwen 3.5 and later: parameters as tags, their values as raw text.
+"""Calls whose parameters are tags, with their values as raw text: Qwen3-Coder's format and its kin.
 
-    <tool_call>
-    <function=NAME>
-    <parameter=KEY>
+    <tool_call>                     <seed:tool_call>           <minimax:tool_call>
+    <function=NAME>                 <function=NAME>            <invoke name="NAME">
+    <parameter=KEY>                 <parameter=KEY>VALUE       <parameter name="KEY">VALUE
     VALUE
-    </parameter>
-    </function>
-    </tool_call>
+    </parameter>                    </parameter>               </parameter>
+    </function>                     </function>                </invoke>
+    </tool_call>                    </seed:tool_call>          </minimax:tool_call>
 
-One line break at either end of a value is layout. A value may hold such tags itself, so an end tag
-counts only where one follows that may. Strings are passed on as they come, other types when they
-are whole. Format as in the models' chat templates.
+Qwen3-Coder's is also that of Qwen 3.5 and later, the others are Seed-OSS's and MiniMax-M2's. A call
+holds any number of functions. Formats as in the models' chat templates.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from tokenspeed.parsers.coerce import coerce, parameter_types
+from tokenspeed.parsers.coerce import parameter_types
 from tokenspeed.parsers.events import Malformed
 from tokenspeed.parsers.formats import Scene, ToolFormat, expect
+from tokenspeed.parsers.raw_values import ValueEnd, read_value
 from tokenspeed.parsers.reader import Steps
 
 MAX_NAME_CHARS = 256
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
-def _block(scene: Scene, opener: str) -> Steps[None]:
-    """Functions inside a call tag, or one whose call tag is missing."""
-    reader = scene.reader
-    if opener == _CALL:
-        yield from expect(reader, _FUNCTION)
-    mark = _FUNCTION
-    while mark == _FUNCTION:
-        mark = yield from _function(scene)
+@dataclass(frozen=True, kw_only=True)
+class _Tags:
+    """`name_end` closes the tags that begin a function and a parameter, behind their names."""
+
+    call: str
+    call_end: str
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+    name_end: str = ">"
+    has_layout: bool = False
+
+    @property
+    def value_end(self) -> ValueEnd:
+        return ValueEnd(
+            followers={
+                self.parameter_end: (self.parameter, self.function_end, self.call_end),
+                self.function_end: (self.function, self.call_end),
+            },
+            outer=(self.function_end,),
+            has_layout=self.has_layout,
+        )
+
+    def format(self) -> ToolFormat:
+        return ToolFormat(
+            openers=(self.call, self.function),
+            closers=(self.call_end, self.function_end),
+            inner=(self.parameter, self.parameter_end),
+            block=self.block,
+        )
+
+    def block(self, scene: Scene, opener: str) -> Steps[None]:
+        """Functions inside a call tag, or one whose call tag is missing."""
+        reader = scene.reader
+        if opener == self.call:
+            yield from expect(reader, self.function)
+        mark = self.function
+        while mark == self.function:
+            mark = yield from self._function(scene)
+            reader.settle()
+            if mark == self.function_end:
+                mark = yield from expect(reader, self.call_end, self.function)
         reader.settle()
-        if mark == _FUNCTION_END:
-            mark = yield from expect(reader, _CALL_END, _FUNCTION)
-    reader.settle()
 
-
-def _function(scene: Scene) -> Steps[str]:
-    """From the name to the end tag, which is returned: it may be that of the whole call."""
-    reader, output = scene.reader, scene.output
-    name = yield from _name(scene)
-    output.start(name)
-    reader.settle()
-    separator = "{"
-    while (mark := (yield from expect(reader, _PARAMETER, _FUNCTION_END, _CALL_END))) == _PARAMETER:
-        key = yield from _name(scene)
+    def _function(self, scene: Scene) -> Steps[str]:
+        """From the name to the end tag, which is returned: it may be that of the whole call."""
+        reader, output = scene.reader, scene.output
+        name = yield from self._name(scene)
+        output.start(name)
         reader.settle()
-        output.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-        yield from _value(scene, parameter_types(scene.schemas[name], key))
-        separator = ", "
-    output.arguments("{}" if separator == "{" else "}")
-    output.end(is_complete=True)
-    return mark
+        separator, marks = "{", (self.parameter, self.function_end, self.call_end)
+        while (mark := (yield from expect(reader, *marks))) == self.parameter:
+            key = yield from self._name(scene)
+            reader.settle()
+            output.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            types = parameter_types(scene.schemas[name], key)
+            yield from read_value(scene, self.value_end, types)
+            separator = ", "
+        output.arguments("{}" if separator == "{" else "}")
+        output.end(is_complete=True)
+        return mark
 
-
-def _name(scene: Scene) -> Steps[str]:
-    name, is_whole = yield from scene.reader.head(">", MAX_NAME_CHARS)
-    if not is_whole:
-        raise Malformed
-    return name.strip()
-
-
-def _value(scene: Scene, types: frozenset[str]) -> Steps[None]:
-    """One parameter's value and its end tag."""
-    if types == {"string"}:
-        scene.output.arguments('"')
-        yield from _text(scene, lambda text: scene.output.arguments(_inside_string(text)))
-        scene.output.arguments('"')
-    else:
-        pieces: list[str] = []
-        yield from _text(scene, pieces.append)
-        scene.output.arguments(coerce("".join(pieces), types))
-
-
-def _text(scene: Scene, write: Callable[[str], None]) -> Steps[None]:
-    """The raw text of a value, without its layout, up to its end tag or, if that is missing, to the
-    function's. Raises Malformed if the text is over before.
-    """
-    reader, trim = scene.reader, _LastBreak(write)
-    yield from reader.next_of("\n")
-    reader.settle()
-    while True:
-        tag = yield from reader.until(tuple(_FOLLOWERS), trim.write)
-        if not tag:
-            trim.flush()
+    def _name(self, scene: Scene) -> Steps[str]:
+        name, is_whole = yield from scene.reader.head(self.name_end, MAX_NAME_CHARS)
+        if not is_whole:
             raise Malformed
-        is_last = not (yield from reader.skip_space())
-        is_end = is_last or bool((yield from reader.next_of(*_FOLLOWERS[tag])))
-        reader.rewind()
-        if is_end and tag == _FUNCTION_END:
-            return
-        reader.at += len(tag)
-        reader.settle()
-        if is_end:
-            return
-        trim.write(tag)
+        return name.strip()
 
 
-_FOLLOWERS = {
-    _PARAMETER_END: (_PARAMETER, _FUNCTION_END, _CALL_END),
-    _FUNCTION_END: (_FUNCTION, _CALL_END),
-}
-"""End tags inside a value, and what stands behind one that does end it, if anything does."""
-
-
-class _LastBreak:
-    """Passes text on, but a line break at its end only when more comes."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._held = ""
-
-    def write(self, text: str) -> None:
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        self._write(text.removesuffix("\n"))
-
-    def flush(self) -> None:
-        self._write(self._held)
-
-
-def _inside_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-QWEN_CODER = ToolFormat(
-    openers=(_CALL, _FUNCTION),
-    closers=(_CALL_END, _FUNCTION_END),
-    inner=(_PARAMETER, _PARAMETER_END),
-    block=_block,
-)
+QWEN_CODER = _Tags(call="<tool_call>", call_end="</tool_call>", has_layout=True).format()
+SEED_OSS = _Tags(call="<seed:tool_call>", call_end="</seed:tool_call>").format()
+MINIMAX_M2 = _Tags(
+    call="<minimax:tool_call>",
+    call_end="</minimax:tool_call>",
+    function='<invoke name="',
+    function_end="</invoke>",
+    parameter='<parameter name="',
+    name_end='">',
+).format()

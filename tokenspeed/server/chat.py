@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator
 import msgspec
 from msgspec import UNSET
 
+from tokenspeed.parsers.chat_plan import ChatPlan, plan_chat
 from tokenspeed.server.chat_answer import ChatAnswer
-from tokenspeed.server.chat_prompt import ChatPlan, plan_chat
-from tokenspeed.server.errors import bad_request
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
 from tokenspeed.server.logprobs import prompt_logprobs
@@ -34,20 +33,11 @@ async def prepare(state: ServerState, request: ChatRequest, prefix: str = "chatc
         logprobs=request.num_logprobs,
     )
     tokenizer = require_tokenizer(text, "messages")
-    plan = plan_chat(state.config.server, text, request)
-    form = params.structured_outputs
-    if form is not None and plan.demand is not None:
-        raise bad_request(
-            "a demanded form leaves no room for forced or strict tool calls; send one of them",
-            "tools",
-        )
-    form = form or plan.demand
-    await check_grammar(state.grammars, request.forms, form)
-    prompt = await _prompt(state, text, request, plan)
-    is_open = plan.is_open(request, prompt.text or "")
-    if form is not None and is_open and not form.reasoning_end:
-        form = msgspec.structs.replace(form, reasoning_end=plan.end_of_reasoning(tokenizer))
-        is_open = bool(form.reasoning_end)  # else the form begins at once, and is no reasoning
+    plan = plan_chat(state.config.output, text, request.chat)
+    held = plan.held_to(params.structured_outputs)
+    await check_grammar(state.grammars, request.forms, held)
+    prompt = await _prompt(state, text, plan)
+    form, is_open = plan.start(prompt.text or "", held, tokenizer)
     params = msgspec.structs.replace(params, structured_outputs=form)
     job = make_job(state, request, params, [prompt], prefix=prefix, prompt_field="messages")
     parser = plan.parser(is_open)
@@ -61,19 +51,16 @@ async def prompt(state: ServerState, request: ChatRequest) -> Prompt:
     """The prompt that the messages make, and nothing more. Raises APIError or InvalidRequest."""
     _, text = state.require_ready()
     state.model_name(request.model)
-    plan = plan_chat(state.config.server, text, request)
-    return await _prompt(state, text, request, plan)
+    return await _prompt(state, text, plan_chat(state.config.output, text, request.chat))
 
 
-async def _prompt(
-    state: ServerState, text: TextSide, request: ChatRequest, plan: ChatPlan
-) -> Prompt:
+async def _prompt(state: ServerState, text: TextSide, plan: ChatPlan) -> Prompt:
     require_tokenizer(text, "messages")
-    return await offload(state, "messages", _encode, text, request, plan)
+    return await offload(state, "messages", _encode, text, plan)
 
 
-def _encode(text: TextSide, request: ChatRequest, plan: ChatPlan) -> Prompt:
-    prompt, ids = plan.render(text, request)
+def _encode(text: TextSide, plan: ChatPlan) -> Prompt:
+    prompt, ids = plan.render(text)
     return Prompt(ids=ids, text=prompt)
 
 

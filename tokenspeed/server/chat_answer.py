@@ -11,16 +11,15 @@ from typing import Any
 
 from msgspec import UNSET
 
+from tokenspeed.parsers.answer_events import AnswerEvents, message_of
 from tokenspeed.parsers.events import (
     ArgumentsDelta,
     CallEnd,
-    CallStart,
     ContentDelta,
     Event,
     ReasoningDelta,
 )
 from tokenspeed.request import TokenLogprob
-from tokenspeed.server.answer_events import AnswerEvents
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job
 from tokenspeed.server.logprobs import chat_logprobs
@@ -53,21 +52,23 @@ class ChatAnswer:
         self._job = job
         self._index = index
         self._reasoning_fields = REASONING_FIELDS[reasoning_field]
-        self._parts = AnswerEvents(job, one_call=request.parallel_tool_calls is False)
+        self._parts = AnswerEvents(job.parser(), one_call=request.parallel_tool_calls is False)
         self._has_begun = False
         self._entries: list[TokenLogprob] = []
         self._ids: list[int] = []
 
     def choice(self, sample: Sample) -> ChatChoice:
         """The whole answer."""
-        events = self._parts.push(sample.text, len(sample.token_ids), is_last=True)
-        reasoning = "".join(each.text for each in events if isinstance(each, ReasoningDelta))
-        content = "".join(each.text for each in events if isinstance(each, ContentDelta))
-        calls = _calls(events)
+        events = self._parts.push([sample.text], 1, is_last=True)
+        parts = message_of(events)
+        calls = [
+            ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
+            for call in parts.tool_calls
+        ]
         message = AssistantMessage(
-            content=content if content or not (reasoning or calls) else None,
+            content=parts.content if parts.content or not (parts.reasoning or calls) else None,
             tool_calls=calls or UNSET,
-            **self._reasoning(reasoning),
+            **self._reasoning(parts.reasoning),
         )
         return ChatChoice(
             index=self._index,
@@ -86,7 +87,7 @@ class ChatAnswer:
         chunks = [] if self._has_begun else [self._first()]
         deltas = [
             delta
-            for event in self._parts.push(new.text, len(new.token_ids), is_last=is_last)
+            for event in self._parts.push(new.texts, len(new.token_ids), is_last=is_last)
             if (delta := self._delta(event)) is not None
         ]
         wants_tokens = self._request.return_token_ids or self._request.logprobs
@@ -147,16 +148,3 @@ class ChatAnswer:
     def _logprobs(self, entries: list[TokenLogprob]) -> ChatLogprobs | None:
         num_top = self._request.num_logprobs
         return None if num_top is None else chat_logprobs(self._job.tokenizer, entries, num_top)
-
-
-def _calls(events: list[Event]) -> list[ToolCall]:
-    """The calls that the events of a whole answer make up."""
-    starts = [event for event in events if isinstance(event, CallStart)]
-    arguments: list[list[str]] = [[] for _ in starts]
-    for event in events:
-        if isinstance(event, ArgumentsDelta):
-            arguments[event.index].append(event.text)
-    return [
-        ToolCall(id=start.id, function=FunctionCall(start.name, "".join(pieces)))
-        for start, pieces in zip(starts, arguments, strict=True)
-    ]

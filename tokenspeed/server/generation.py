@@ -215,6 +215,7 @@ def _joined(pieces: list[Piece]) -> Piece:
     new = replace(
         news[-1],
         text="".join(each.text for each in news),
+        texts=list(chain.from_iterable(each.texts for each in news)),
         token_ids=list(chain.from_iterable(each.token_ids for each in news)),
         logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
     )

@@ -65,6 +65,10 @@ class Job:
     def start(self, state: ServerState) -> Generation:
         return Generation(state, self.tokenizer, self.requests, self.kept_ids)
 
+    def parser(self) -> OutputParser | None:
+        """For one sample."""
+        return self.new_parser() if self.new_parser else None
+
     def usage_count(self) -> UsageCount:
         return UsageCount([len(prompt.ids) for prompt in self.prompts], self.params.n)
 

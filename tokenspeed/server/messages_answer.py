@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed.parsers.answer_events import AnswerEvents
 from tokenspeed.parsers.events import (
     ArgumentsDelta,
     CallStart,
@@ -17,7 +18,6 @@ from tokenspeed.parsers.events import (
     Event,
     ReasoningDelta,
 )
-from tokenspeed.server.answer_events import AnswerEvents
 from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job
 from tokenspeed.server.protocol import Usage
@@ -54,7 +54,7 @@ class MessageWriter:
     def __init__(self, job: Job, *, one_call: bool) -> None:
         none = MessageUsage(input_tokens=0, cache_read_input_tokens=0, output_tokens=0)
         self.message = Message(id=job.id, model=job.model, content=[], usage=none)
-        self._parts = AnswerEvents(job, one_call=one_call)
+        self._parts = AnswerEvents(job.parser(), one_call=one_call)
         self._has_begun = False
         self._block: Block | None = None
         self._pieces: list[str] = []
@@ -71,7 +71,7 @@ class MessageWriter:
             events.append(MessageStart(message=copy.copy(self.message)))
         self._finish_reason, self._stop_reason = str(new.finish_reason or ""), new.stop_reason
         is_last = new.finish_reason is not None
-        for part in self._parts.push(new.text, len(new.token_ids), is_last=is_last):
+        for part in self._parts.push(new.texts, len(new.token_ids), is_last=is_last):
             events += self._part(part)
         return events
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokenspeed.parsers.chat_plan import Chat
 from tokenspeed.request import MAX_LOGPROBS
 from tokenspeed.server.errors import bad_request
 from tokenspeed.server.protocol import PromptLogprob, SamplingFields, Usage
@@ -21,7 +22,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Any] | None = None
-    """Checked with `tool_choice` by `check_tools`, and given to the template as they are."""
+    """Checked with `tool_choice` (parsers/tools.py), and given to the template as they are."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -43,6 +44,23 @@ class ChatRequest(SamplingFields, kw_only=True):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise bad_request(f"{name} must be at least 1, got {value}", name)
+
+    @property
+    def chat(self) -> Chat:
+        """What is asked, apart from sampling."""
+        continues, adds_prompt = bool(self.continue_final_message), self.add_generation_prompt
+        return Chat(
+            messages=self.messages,
+            add_generation_prompt=not continues if adds_prompt is None else adds_prompt,
+            continue_final_message=continues,
+            add_special_tokens=bool(self.add_special_tokens),
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning_effort=self.reasoning_effort,
+            separate_reasoning=self.separate_reasoning is not False,
+            chat_template_kwargs=self.chat_template_kwargs or {},
+        )
 
     @property
     def num_logprobs(self) -> int | None:

@@ -10,6 +10,7 @@ import time
 import uuid
 from typing import Any, TypeVar
 
+from tokenspeed.parsers.answer_events import AnswerEvents
 from tokenspeed.parsers.events import (
     ArgumentsDelta,
     CallStart,
@@ -17,7 +18,6 @@ from tokenspeed.parsers.events import (
     Event,
     ReasoningDelta,
 )
-from tokenspeed.server.answer_events import AnswerEvents
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job
@@ -66,7 +66,7 @@ class ResponseWriter:
         self.response = response
         self._job = job
         self._num_top = num_top
-        self._parts = AnswerEvents(job, one_call=one_call)
+        self._parts = AnswerEvents(job.parser(), one_call=one_call)
         self._num_events = 0
         self._item: OutputItem | None = None
         self._pieces: list[str] = []
@@ -91,7 +91,7 @@ class ResponseWriter:
             self._entries += shown.content
         self._finish_reason = str(new.finish_reason or "")
         is_last = new.finish_reason is not None
-        parts = self._parts.push(new.text, len(new.token_ids), is_last=is_last)
+        parts = self._parts.push(new.texts, len(new.token_ids), is_last=is_last)
         return [event for part in parts for event in self._part(part)]
 
     def end(self, count: UsageCount) -> list[ResponseEvent]:

@@ -16,7 +16,7 @@ from tokenspeed.config import Config, ModelConfig
 from tokenspeed.engine.attached import AttachedClient, EngineDead, EngineRefused
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
-from tokenspeed.parsers.tables import choose_parsers
+from tokenspeed.parsers.chat_plan import parser_names
 from tokenspeed.server.app import create_app
 from tokenspeed.server.errors import engine_failed
 from tokenspeed.server.http_server import HttpServer
@@ -109,12 +109,8 @@ async def _start_up(state: ServerState, load_text: LoadText, url: str, began: fl
     if text.defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
         logger.info("sampling defaults from the model's generation_config.json: %s", shown)
-    reasoning, tools = choose_parsers(
-        state.config.server.reasoning_parser,
-        state.config.server.tool_call_parser,
-        model_type=text.model_type,
-        template=text.template.source,
-    )
+    reasoning, _ = parser_names(state.config.output, text)
+    _, tools = parser_names(state.config.output, text, text.tool_template)
     logger.info("reasoning is parsed as %s, tool calls as %s", reasoning, tools)
     state.text = text
     ready = state.client.ready

@@ -18,13 +18,12 @@ from tokenspeed.log import logger
 from tokenspeed.request import InvalidRequest
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.messages import normalize_messages
+from tokenspeed.text.template_file import SHIPPED
 from tokenspeed.text.template_sandbox import Sandbox, render_capped, undeclared_names
 
 PROBE_S = 10.0
 """A template that takes longer for one line will not serve anybody."""
 _OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-# Accepted for every template, since clients send them without knowing the model.
-_COMMON_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 _PROBE = "probe-7f3a"
 # Where the final message ends. If the space behind it is gone, the template trims its contents.
 _CONTINUE_MARK = "<|continue-here-7f3a|> "
@@ -55,8 +54,8 @@ class ChatTemplate:
         except RecursionError:
             raise ModelError("the chat template is nested too deeply to be compiled") from None
         self._names = frozenset(names)
-        self._allowed = (names | _COMMON_KWARGS) - _OWN_NAMES - frozenset(self._special_tokens)
-        self._knows_tools = "tools" in names
+        self._allowed = names - _OWN_NAMES - frozenset(self._special_tokens)
+        self._knows_tools, self._knows_calls = "tools" in names, "tool_calls" in template
         self._knows_developer = "developer" in template
         self._wants_parts = self._wants_text_arguments = self._wants_no_content = False
         _within(PROBE_S, self._probe)
@@ -86,12 +85,10 @@ class ChatTemplate:
                 "messages",
             )
         if tools and not self._knows_tools:
-            raise InvalidRequest(
-                "this model's chat template has no place for tools",
-                "tools",
-                "unsupported_parameter",
-            )
+            raise _no_place("tools", "tools")
         chat = normalize_messages(messages, knows_developer=self._knows_developer)
+        if not self._knows_calls and any(message.get("tool_calls") for message in chat):
+            raise _no_place("tool calls", "messages")
         if continue_final_message:
             _mark_final(chat, add_generation_prompt)
         text = self._run(chat, add_generation_prompt, tools or None, self._check(kwargs or {}))
@@ -101,10 +98,12 @@ class ChatTemplate:
         """Only names the template reads, and never one of ours, so nothing can be replaced."""
         for name in kwargs:
             if name not in self._allowed:
-                known = ", ".join(sorted(self._allowed))
+                known = ", ".join(sorted(self._allowed)) or "nothing"
                 raise InvalidRequest(
-                    f"chat_template_kwargs: this model does not take {name[:60]!r} (but {known})",
+                    f"chat_template_kwargs: this model's chat template does not read {name[:60]!r} "
+                    f"(but {known})",
                     "chat_template_kwargs",
+                    "unsupported_parameter",
                 )
         return kwargs
 
@@ -153,7 +152,7 @@ class ChatTemplate:
         calls = [{"id": "call_0", "type": "function", "function": call}]
         chat = [{"role": "user", "content": "-"}]
         chat += [{"role": "assistant", "content": "", "tool_calls": calls}]
-        if "tool_calls" not in self.source:
+        if not self._knows_calls:
             return
         for style in ((False, False), (True, False), (False, True), (True, True), (False, False)):
             self._wants_text_arguments, self._wants_no_content = style
@@ -166,6 +165,16 @@ class ChatTemplate:
             return _PROBE in self._run(chat, True, None, {})
         except InvalidRequest:
             return False
+
+
+def _no_place(what: str, param: str) -> InvalidRequest:
+    shipped = " or ".join(SHIPPED)
+    return InvalidRequest(
+        f"this model's chat template has no place for {what}; --chat-template {shipped} is one for "
+        "models that speak ChatML (<|im_start|>), and takes a file of yours as well",
+        param,
+        "unsupported_parameter",
+    )
 
 
 def _within(seconds: float, probe: Callable[[], None]) -> None:

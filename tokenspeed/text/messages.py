@@ -17,6 +17,14 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _SYSTEM_JOIN = "\n\n"
 
 
+def speaks_of_calls(messages: Any) -> bool:
+    """Whether a chat holds calls or their results. What is no chat does not."""
+    return isinstance(messages, list) and any(
+        isinstance(each, dict) and (each.get("role") == "tool" or bool(each.get("tool_calls")))
+        for each in messages
+    )
+
+
 def normalize_messages(
     messages: list[dict[str, Any]], *, knows_developer: bool
 ) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ class TextDelta:
     """
 
     text: str = ""
+    texts: list[str] = field(default_factory=list, compare=False)
+    """What each token added to it, and behind these, what the end did."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
@@ -78,6 +80,7 @@ class OutputText:
         self._is_done = ended or matched is not None
         return TextDelta(
             text="".join(pieces),
+            texts=pieces,
             token_ids=delta.token_ids[:taken],
             logprobs=None if delta.logprobs is None else delta.logprobs[:taken],
             finish_reason=delta.finish_reason if matched is None else FinishReason.STOP,

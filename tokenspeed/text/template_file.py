@@ -1,4 +1,6 @@
-"""Where a model folder keeps its chat template, in the order transformers looks."""
+"""Where chat templates are: in a model folder, in the order transformers looks; in a file that the
+operator names; and in this package, under names of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ from tokenspeed.text.json_file import read_json
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _DEFAULT = "default"
+
+SHIPPED = {"hermes": Path(__file__).with_name("templates") / "hermes.jinja"}
+"""Templates of this package: hermes has a place for tools, for models that speak ChatML."""
 
 
 def read_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
@@ -26,8 +31,13 @@ def read_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
     return None
 
 
+def named_template(name: str) -> str:
+    """What --chat-template gives: a template of this package, or a file."""
+    return read_template_file(SHIPPED.get(name) or Path(name))
+
+
 def read_template_file(path: Path) -> str:
-    """A template given by the operator or kept in a folder of its own."""
+    """A template in a file of its own."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_TEMPLATE_BYTES + 1)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tokenspeed.config import ModelConfig
 from tokenspeed.text.chat import ChatTemplate
+from tokenspeed.text.messages import speaks_of_calls
 from tokenspeed.text.plain_messages import PlainMessages
 from tokenspeed.text.sampling_defaults import sampling_defaults
-from tokenspeed.text.source import resolve_model
-from tokenspeed.text.template_file import read_template_file
+from tokenspeed.text.source import BUNDLED, resolve_model
+from tokenspeed.text.template_file import named_template
 from tokenspeed.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -30,6 +30,14 @@ class TextSide:
     model_type: str = ""
     plain: PlainMessages | None = None
     """How prompts of chats are made where messages hold no special tokens."""
+    tool_template: ChatTemplate | None = None
+    """What renders chats with tools or calls, if `template` has no place for them."""
+
+    def template_for(self, messages: Any, tools: list[dict[str, Any]] | None) -> ChatTemplate:
+        """The template that renders a chat."""
+        if self.tool_template is not None and (tools or speaks_of_calls(messages)):
+            return self.tool_template
+        return self.template
 
     def chat_prompt(
         self,
@@ -44,10 +52,10 @@ class TextSide:
         """The prompt of a chat, and its ids. Special tokens are the template's business, unless
         `add_special_tokens`. Raises InvalidRequest.
         """
-        plain = self.plain
+        plain, template = self.plain, self.template_for(messages, tools)
         if plain is not None:
             messages, tools, kwargs = plain.hide(messages), plain.hide(tools), plain.hide(kwargs)
-        prompt = self.template.render(
+        prompt = template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -73,9 +81,12 @@ def load_text_side(config: ModelConfig) -> TextSide:
     if config.skip_tokenizer_init:
         return TextSide(None, ChatTemplate(None), defaults, family)
     tokenizer = load_tokenizer(source, config.tokenizer)
-    template = tokenizer.chat_template
+    template, with_tools = tokenizer.chat_template, None
     if config.chat_template is not None:
-        template = read_template_file(Path(config.chat_template))
+        template = named_template(config.chat_template)
+    elif source.name in BUNDLED:
+        shipped = named_template(BUNDLED[source.name].tool_template)
+        with_tools = ChatTemplate(shipped, tokenizer.special_tokens)
     chat = ChatTemplate(template, tokenizer.special_tokens)
     plain = PlainMessages(tokenizer) if config.plain_messages else None
-    return TextSide(tokenizer, chat, defaults, family, plain)
+    return TextSide(tokenizer, chat, defaults, family, plain, with_tools)
