@@ -15,34 +15,23 @@ from openai import OpenAI
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Paris"]}, "days": {"enum": [1, 2, 3]}},
-    "required": ["city", "days"],
+    "properties": {"city": {"enum": ["Oslo", "Paris"]}},
+    "required": ["city"],
     "additionalProperties": False,
 }
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 QUESTION: Any = [{"role": "user", "content": "How is the weather in Oslo?"}]
-TOOL = {"name": "get_weather", "description": "The weather of a city"}
 TOOLS: Any = [
-    {"type": "function", "function": {**TOOL, "parameters": SCHEMA}},
-    {
-        "type": "function",
-        "function": {
-            "name": "now",
-            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
-        },
-    },
+    {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now", "parameters": NOTHING}},
 ]
 RESULTS = ("rain, 4 degrees", "sun", "snow")
 GREEDY: Any = {"model": "smollm2", "temperature": 0}
 
 
 def check_call(name: str, arguments: str) -> None:
-    assert name in ("get_weather", "now")
-    given = json.loads(arguments)
-    if name == "now":
-        assert given == {}
-    else:
-        assert given.keys() == {"city", "days"}
-        assert given["city"] in ("Oslo", "Paris") and given["days"] in (1, 2, 3)
+    allowed = {"weather": ({"city": "Oslo"}, {"city": "Paris"}), "now": ({},)}
+    assert json.loads(arguments) in allowed[name]
 
 
 def prompt_of(server: str, messages: Any) -> str:
@@ -86,25 +75,19 @@ def test_chat(server: str, client: OpenAI, ask: Callable[[OpenAI, Any], Any]) ->
         assert f"<tool_response>\n{result}\n</tool_response>" in prompt
     spelled = json.dumps(json.loads(call.function.arguments), ensure_ascii=False)
     assert f'<tool_call>\n{{"name": "{call.function.name}", "arguments": {spelled}}}' in prompt
-    last = ask(client, {**GREEDY, "messages": messages, "tools": TOOLS, "max_tokens": 8})
-    assert last.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
 def test_streams_are_the_whole_answer(client: OpenAI) -> None:
     fields: Any = {"messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "seed": 5}
-    fields |= {"model": "smollm2", "temperature": 1.0, "n": 3, "max_tokens": 60}
+    fields |= {"temperature": 1.0, "n": 3, "parallel_tool_calls": False, "model": "smollm2"}
     whole, streamed = whole_chat(client, fields), streamed_chat(client, fields)
 
     def shown(choice: Any) -> Any:
-        calls = [each.function for each in choice.message.tool_calls or ()]
+        calls = [each.function for each in choice.message.tool_calls]
         return choice.finish_reason, [(each.name, each.arguments) for each in calls]
 
-    assert [shown(choice) for choice in whole.choices] == [
-        shown(choice) for choice in streamed.choices
-    ]
-    assert whole.usage == streamed.usage or (
-        whole.usage.completion_tokens == streamed.usage.completion_tokens
-    )
+    assert list(map(shown, whole.choices)) == list(map(shown, streamed.choices))
+    assert whole.usage.completion_tokens == streamed.usage.completion_tokens
 
 
 def whole_response(client: OpenAI, fields: Any) -> Any:

@@ -155,7 +155,7 @@ def last_of(chunks: list[Any], index: int) -> Any:
     return own[-1]["finish_reason"], own[-1].get("stop_reason")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(world=WORLDS, fields=CHAT_FIELDS)
 def test_chat(world: dict[str, Any], fields: dict[str, Any]) -> None:
     answers = both(world, fields, Asker.chat)
@@ -179,7 +179,7 @@ def test_chat(world: dict[str, Any], fields: dict[str, Any]) -> None:
     assert total == both_asked * whole["usage"]["completion_tokens"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(world=WORLDS, fields=COMPLETION_FIELDS)
 def test_completions(world: dict[str, Any], fields: dict[str, Any]) -> None:
     answers = both(world, fields, Asker.completion)
@@ -203,7 +203,7 @@ def test_completions(world: dict[str, Any], fields: dict[str, Any]) -> None:
             assert [value for part in parts for value in part] == values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(world=WORLDS, fields=RESPONSE_FIELDS)
 def test_responses(world: dict[str, Any], fields: dict[str, Any]) -> None:
     answers = both(world, fields, responses_api.respond)
@@ -213,7 +213,7 @@ def test_responses(world: dict[str, Any], fields: dict[str, Any]) -> None:
         assert responses_api.same(found) == responses_api.same(whole)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(world=WORLDS, fields=MESSAGE_FIELDS)
 def test_messages(world: dict[str, Any], fields: dict[str, Any]) -> None:
     answers = both(world, fields, post_message)

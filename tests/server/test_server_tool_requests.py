@@ -102,6 +102,7 @@ ALWAYS = OPENING.replace("enable_thinking", "other")  # reasons, and has no swit
 KWARGS: list[tuple[str, dict[str, Any], str | None]] = [
     (CHATML, {"enable_thinking": False}, None),
     (CHATML, {"thinking": False, "reasoning_effort": "none"}, None),
+    (CHATML, {"enable_thinking": None}, None),
     (CHATML, {"enable_thinking": True}, "enable_thinking"),
     (CHATML, {"reasoning_effort": "high"}, "reasoning_effort"),
     (CHATML, {"other": 1}, "other"),

@@ -192,8 +192,9 @@ def _kwargs(template: ChatTemplate, chat: Chat, *, reasons: bool) -> dict[str, A
     switches = [name for name in _SWITCHES if template.reads(name)]
     given = dict(chat.chat_template_kwargs)
     for name in (*_SWITCHES, "reasoning_effort"):
-        is_off = given.get(name) in (False, "none")
-        if name in given and not (switches or template.reads(name)) and is_off != reasons:
+        value = given.get(name)
+        is_so = value is None or (value in (False, "none")) != reasons
+        if name in given and is_so and not (switches or template.reads(name)):
             del given[name]
     effort = chat.reasoning_effort
     if effort is None:
