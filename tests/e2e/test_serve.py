@@ -6,35 +6,19 @@ import asyncio
 import json
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from served import Served
 
 from tokenspeed.cli.main import main
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_smollm2.json").read_text())
 CAPITAL = GOLDEN["prompts"][0]
 ANSWER = CAPITAL["runs"]["weights_gguf_fp32_compute_fp32"]["text"]
-
-
-def gauge(server: str, name: str) -> float:
-    text = httpx.get(f"{server}/metrics").text
-    match = re.search(rf"^tokenspeed:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-    assert match, f"{name} is not in /metrics"
-    return float(match[1])
-
-
-def wait_idle(server: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if gauge(server, "num_requests_running") == gauge(server, "num_requests_waiting") == 0:
-            return
-        time.sleep(0.1)
-    pytest.fail("requests were left behind")
 
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
@@ -122,6 +106,42 @@ def test_samples_stop_and_seed(client: openai.OpenAI) -> None:
     assert cut.choices[0].finish_reason == "stop"
 
 
+def test_salts_share_no_cache(client: openai.OpenAI) -> None:
+    """Each salt begins without what another, or none, has left; the answer is the same."""
+    story, cached = "Once upon a time there was a ship. " * 9, []
+    texts = set()
+    for salt in ("x", "x", "y", None, "x", None):
+        extra = {} if salt is None else {"cache_salt": salt}
+        answer = client.completions.create(
+            model="smollm2", prompt=story, max_tokens=4, temperature=0, extra_body=extra
+        )
+        cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        texts.add(answer.choices[0].text)
+    assert [count > 0 for count in cached] == [False, True, False, False, True, True]
+    assert len(texts) == 1
+
+
+def test_a_next_turn_by_text_or_by_ids(client: openai.OpenAI) -> None:
+    """What was generated may be cut into other tokens when it comes back as text: fewer of them are
+    found in the cache, and the answer is that of a cold one. Ids come back as they were.
+    """
+    first = ask(client, max_tokens=20, extra_body={"return_token_ids": True})
+    said = first.choices[0]
+    more = [{"role": "assistant", "content": said.message.content}]
+    more += [{"role": "user", "content": "And of Spain?"}]
+    turns = [
+        ask(client, messages=[*CAPITAL["messages"], *more], extra_body=extra)
+        for extra in ({}, {"cache_salt": "cold"})
+    ]
+    warm, cold = (turn.usage.prompt_tokens_details.cached_tokens for turn in turns)
+    assert warm > cold == 0
+    assert turns[0].choices[0].message.content == turns[1].choices[0].message.content
+    ids = [*first.model_extra["prompt_token_ids"], *said.model_extra["token_ids"]]
+    again = client.completions.create(model="smollm2", prompt=[*ids, 5, 6], max_tokens=2)
+    assert again.usage.prompt_tokens == len(ids) + 2
+    assert again.usage.prompt_tokens_details.cached_tokens >= len(ids) // 16 * 16 - 16
+
+
 def test_refusals_have_openai_shape(server: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens"):
         ask(client, max_tokens=9000)
@@ -133,14 +153,14 @@ def test_refusals_have_openai_shape(server: str, client: openai.OpenAI) -> None:
     assert ask(client).choices[0].message.content == ANSWER
 
 
-def test_plain_routes(server: str) -> None:
+def test_plain_routes(running: Served, server: str) -> None:
     models = httpx.get(f"{server}/v1/models").json()
     assert models["data"][0]["id"] == "smollm2" and models["data"][0]["max_model_len"] == 8192
     assert httpx.get(f"{server}/health").status_code == 200
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", httpx.get(f"{server}/version").json()["version"])
-    assert gauge(server, "generation_tokens_total") > 0
+    assert running.gauge("generation_tokens_total") > 0
     for name in ("request_queue_time_seconds", "iteration_tokens_total"):
-        assert gauge(server, f"{name}_count") > 0
+        assert running.gauge(f"{name}_count") > 0
     assert "<title>TokenSpeed</title>" in httpx.get(server).text
     status = httpx.get(f"{server}/page/status").json()
     assert status["phase"] == "ready" and status["stats"]["generation_tokens"] > 0
@@ -168,9 +188,11 @@ def test_answers_do_not_depend_on_the_crowd(server: str) -> None:
     assert texts[0] == ANSWER
 
 
-def test_a_hundred_disconnecting_clients_leave_nothing(server: str, client: openai.OpenAI) -> None:
-    wait_idle(server)
-    idle = gauge(server, "kv_cache_usage_perc")
+def test_a_hundred_disconnecting_clients_leave_nothing(
+    running: Served, server: str, client: openai.OpenAI
+) -> None:
+    running.wait_idle()
+    idle = running.gauge("kv_cache_usage_perc")
 
     async def leave(index: int) -> None:
         body = {
@@ -196,8 +218,8 @@ def test_a_hundred_disconnecting_clients_leave_nothing(server: str, client: open
         await asyncio.gather(*(leave(index) for index in range(100)))
 
     asyncio.run(crowd())
-    wait_idle(server)
-    assert gauge(server, "kv_cache_usage_perc") == idle
+    running.wait_idle()
+    assert running.gauge("kv_cache_usage_perc") == idle
     assert ask(client).choices[0].message.content == ANSWER
 
 

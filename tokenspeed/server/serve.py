@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import resource
 import socket
 import time
 
@@ -21,6 +22,8 @@ from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
 from tokenspeed.server.tls import tls_context
 from tokenspeed.spans import span
+
+MAX_FILES = 1 << 16
 
 _RUN = "tokenspeed.server.run"
 
@@ -44,8 +47,19 @@ def serve(config: Config) -> int:
         )
         importlib.import_module(_RUN).check_model(config.model)  # or it were the next complaint
         return 1
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener))
+
+
+def _raise_file_limit() -> None:
+    """Each stream is an open file. The usual limit of 1,024 is there for programs that call
+    select(), which this one does not: take what may be had.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(config: Config, listener: socket.socket) -> int:
