@@ -2,7 +2,8 @@
 torch.
 
 One background task reads the socket and hands each delta to its request's sink, at once and on the
-event loop: nothing is queued here, and no task wakes for a token.
+event loop: nothing is queued here, and no task wakes for a token. What has come meanwhile is taken
+together: a process that is behind makes text and events of a request's tokens once for all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.engine.commands import Commands
+from tokenspeed.engine.deltas import joined
 from tokenspeed.engine.messages import (
     Abort,
     Attach,
@@ -31,7 +33,12 @@ from tokenspeed.engine.messages import (
     ToEngine,
 )
 from tokenspeed.engine.phases import StartupPhases
-from tokenspeed.request import GenerateRequest, InvalidRequest, RequestDelta
+from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta
+
+MAX_AT_ONCE = 32
+"""Messages of the engine that are taken together, before anything else has its turn."""
+_FAILURES = (FinishReason.ERROR, FinishReason.ABORT)
+"""They are handed out by themselves: what came before them still counts."""
 
 
 class EngineDead(RuntimeError):
@@ -150,14 +157,29 @@ class AttachedClient:
 
     async def _read_socket(self) -> None:
         decoder = msgspec.msgpack.Decoder(FromEngine)
+        at_once: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
         while True:
-            message = decoder.decode(await self._socket.recv())
+            messages = [decoder.decode(await self._socket.recv())]
+            with contextlib.suppress(zmq.Again):
+                while len(messages) < MAX_AT_ONCE:
+                    messages.append(decoder.decode(at_once.recv(zmq.NOBLOCK)))
+            self._take(messages)
+            if len(messages) == MAX_AT_ONCE:
+                await asyncio.sleep(0)  # what was handed out can be written before there is more
+
+    def _take(self, messages: list[FromEngine]) -> None:
+        deltas: dict[str, list[RequestDelta]] = {}
+        for message in messages:
             if self.state == "dead":
-                continue
+                return
             if isinstance(message, StepOutputs):
                 self._take_stats(message.stats)
-                self._hand_out(message.deltas)
-            elif isinstance(message, Done):
+                for delta in message.deltas:
+                    deltas.setdefault(delta.request_id, []).append(delta)
+                continue
+            self._hand_out(deltas)
+            deltas = {}
+            if isinstance(message, Done):
                 self.commands.put(message)
             elif isinstance(message, Loading):
                 self.progress = message
@@ -169,16 +191,22 @@ class AttachedClient:
                 self._settled.set()
             else:
                 self.note_death(message.message, is_refusal=message.is_refusal)
+        self._hand_out(deltas)
 
     def _take_stats(self, stats: Stats) -> None:
         before, self.stats, self.stats_at = self.stats, stats, time.monotonic()
         if self.on_stats is not None:
             self.on_stats(before, stats)
 
-    def _hand_out(self, deltas: list[RequestDelta]) -> None:
-        sinks = self._sinks
-        for delta in deltas:
-            is_last = delta.finish_reason is not None
-            id = delta.request_id
-            if (sink := sinks.pop(id, None) if is_last else sinks.get(id)) is not None:
-                sink.put(delta)
+    def _hand_out(self, deltas: dict[str, list[RequestDelta]]) -> None:
+        for id, each in deltas.items():
+            failure = each.pop() if each[-1].finish_reason in _FAILURES else None
+            if each and (sink := self._sink_of(id, each[-1])) is not None:
+                sink.put(joined(each))
+            if failure is not None and (sink := self._sink_of(id, failure)) is not None:
+                sink.put(failure)
+
+    def _sink_of(self, id: str, delta: RequestDelta) -> Sink | None:
+        if delta.finish_reason is not None:
+            return self._sinks.pop(id, None)
+        return self._sinks.get(id)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
 
-import msgspec
-
+from tokenspeed.engine.deltas import joined
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
@@ -219,14 +218,7 @@ def _joined(pieces: list[Piece]) -> Piece:
         token_ids=list(chain.from_iterable(each.token_ids for each in news)),
         logprobs=list(chain.from_iterable(logprobs)) if logprobs else None,
     )
-    raws = [piece.raw for piece in pieces]
-    raw = msgspec.structs.replace(
-        raws[-1],
-        token_ids=list(chain.from_iterable(each.token_ids for each in raws)),
-        prompt_logprobs=raws[0].prompt_logprobs,
-        num_cached_tokens=max(each.num_cached_tokens for each in raws),
-    )
-    return Piece(pieces[0].index, new, raw)
+    return Piece(pieces[0].index, new, joined([piece.raw for piece in pieces]))
 
 
 def _raise_failure(delta: RequestDelta) -> None:
