@@ -59,7 +59,8 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/client.py": {"engine.process"},
     "tokenspeed/engine/compile_job.py": {"engine.compile_process"},
     "tokenspeed/engine/rehearsal.py": {"engine.rehearsal_process"},
-    "tokenspeed/engine/program.py": {"compile.pipeline", "compile.warm"},
+    "tokenspeed/engine/program.py": {"compile.pipeline"},
+    "tokenspeed/compile/warm.py": {"compile.artifacts"},
     "tokenspeed/server/serve.py": {"server.run"},
 }
 """File -> modules that it names as strings: imported when they must be, or run as programs."""

@@ -19,7 +19,7 @@ from compile_tiny import one_sequence, random_model
 from torch import Tensor, nn
 from torch._inductor.exc import InvalidCxxCompiler
 
-from tokenspeed.compile import receipt, warm
+from tokenspeed.compile import artifacts, receipt, warm
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import Damaged, Entry, Unloadable, read_entry
 from tokenspeed.compile.plan import decode
@@ -142,14 +142,14 @@ def test_loading_leaves_the_entry_and_its_folder_alone(entry: Entry) -> None:
 def test_an_entry_beside_which_nothing_can_be_written_loads(
     entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = warm.tempfile.mkdtemp
+    make = artifacts.tempfile.mkdtemp
 
     def refuse(prefix: str, dir: Path | None = None) -> str:
         if dir is not None:
             raise OSError(30, "Read-only file system")
         return make(prefix=prefix)
 
-    monkeypatch.setattr(warm.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(artifacts.tempfile, "mkdtemp", refuse)
     assert warm.load_program(entry).pieces
 
 
@@ -230,7 +230,7 @@ def test_what_this_machine_cannot_load_is_not_damaged(
     def fail(data: bytes) -> None:
         raise RuntimeError("loading failed") from error
 
-    monkeypatch.setattr(warm.inductor_api, "load", fail)
+    monkeypatch.setattr(artifacts.inductor_api, "load", fail)
     with pytest.raises(Unloadable, match="loading failed"):
         warm.load_program(entry)
 

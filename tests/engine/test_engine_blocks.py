@@ -138,7 +138,7 @@ def test_compiled_pieces_compute_the_same(path: Path, tmp_path: Path) -> None:
             piece = planned.pieces[row.piece]
             given = {Input(0): x, Tokens(): 3}
             args = [given.get(arg, weight) for arg in row.args]
-            compiled = inductor_api.load(lower(piece, "cpu", TokenRange(), None))
+            compiled = inductor_api.load(lower(piece, "cpu", TokenRange(), None).data)
             assert "_blocks" in piece.code
             assert torch.equal(compiled(*args)[0], piece(*args)[0])
 

@@ -230,7 +230,7 @@ def test_no_thread_of_a_start_outlives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would go on to import, and to log, beside the engine."""
-    monkeypatch.setattr(program, "_import_warm", lambda: time.sleep(2.0))
+    monkeypatch.setattr(program, "import_inductor", lambda: time.sleep(2.0))
     child(CompileFailed("no compiler here"))
     tiny_engine(tiny_model, level=1, cache_dir=str(tmp_path / "new"))
     assert not [each for each in threading.enumerate() if each.name.startswith("load-program")]
@@ -279,7 +279,7 @@ def test_pieces_that_do_not_load_are_compiled_again_or_run_eagerly(
             raise Damaged("made for another torch")
         return load(entry)
 
-    monkeypatch.setattr(program, "_load", load_once_wrongly)
+    monkeypatch.setattr(program, "load_program", load_once_wrongly)
     fake = child(work=copy_into(tiny_cache))
     engine = tiny_engine(tiny_model, level=level, cache_dir=str(cache))
     assert ("level 1 (compiled" if level else EAGER) in engine.ready.summary
@@ -297,7 +297,7 @@ def test_an_entry_that_this_machine_cannot_load_stays(
     def fail(entry: Entry) -> None:
         raise Unloadable("its pieces cannot be loaded: no space left")
 
-    monkeypatch.setattr(program, "_load", fail)
+    monkeypatch.setattr(program, "load_program", fail)
     fake = child()
     engine = tiny_engine(tiny_model, level=1, cache_dir=str(cache))
     assert EAGER in engine.ready.summary and not fake.jobs

@@ -28,6 +28,7 @@ from tokenspeed.kernels import (
     paged_prefill,
     qk_norm_rope,
     rms_norm,
+    rope_angles,
     score_rows,
     silu_mul,
 )
@@ -73,6 +74,16 @@ def rotations() -> None:
     near(qk_norm_rope.launch_rope(x, cos, sin), qk_norm_rope.rope_reference(x, cos, sin))
     got = qk_norm_rope.launch_qk_norm_rope(x, weight, cos, sin, 1e-5)
     near(got, qk_norm_rope.qk_norm_rope_reference(x, weight, cos, sin, 1e-5))
+
+
+def angles() -> None:
+    """To the last positions of long contexts, where angles are large."""
+    positions = torch.tensor([0, 1, 4097, 131071, 1048575], device=DEVICE)
+    inv_freq = 1e6 ** -(torch.arange(37, device=DEVICE) / 37)
+    got = rope_angles.launch(positions, inv_freq, 1.25)
+    turns = (positions.float()[:, None, None] * inv_freq).double()
+    for each, want in zip(got, (turns.cos(), turns.sin()), strict=True):
+        near(each.double(), 1.25 * want, 1e-5)
 
 
 def compare_attention(case: Case, run: Callable[[Operands], Tensor]) -> None:
@@ -191,6 +202,7 @@ CASES: dict[str, Check] = {
     "rms_norm, add_rms_norm": norms,
     "silu_mul": gate,
     "rope, qk_norm_rope": rotations,
+    "rope_angles": angles,
     "kv_store, own keys too": store,
     "paged_decode": lambda: compare_attention(DECODE, decode),
     "paged_decode, split": lambda: compare_attention(SPLIT, decode),

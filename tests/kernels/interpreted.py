@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenspeed.kernels import greedy_step
 from tokenspeed.kernels import qk_norm_rope as rope_kernels
 from tokenspeed.kernels import rms_norm as norm_kernels
+from tokenspeed.kernels import rope_angles as angle_kernels
 from tokenspeed.kernels import silu_mul as gate_kernels
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,11 +90,27 @@ def test_rotations(size: int, half: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.25])
+@pytest.mark.parametrize("half", [1, 5, 64])
+def test_angles(half: int, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(angle_kernels, "_BLOCK", 16)  # several programs
+    positions, inv_freq = torch.tensor([0, 1, 7, 131071]), torch.rand(half)
+    pairs = zip(
+        angle_kernels.launch(positions, inv_freq, scale),
+        angle_kernels.reference(positions, inv_freq, scale),
+        strict=True,
+    )
+    for got, want in pairs:
+        assert_close(got, want)
+
+
 def test_no_tokens() -> None:
     nothing, weight, angles = torch.empty(0, 2, 8), torch.ones(8), torch.empty(0, 1, 4)
     assert rope_kernels.launch_rope(nothing, angles, angles).shape == nothing.shape
     assert norm_kernels.launch_rms_norm(nothing, weight, 1e-5).shape == nothing.shape
     assert gate_kernels.launch(torch.empty(0, 8)).shape == (0, 4)
+    cos, sin = angle_kernels.launch(torch.empty(0, dtype=torch.int64), torch.ones(4), 1.0)
+    assert cos.shape == sin.shape == (0, 1, 4)
 
 
 def test_operands_that_kernels_would_misread_are_refused() -> None:
@@ -110,6 +127,8 @@ def test_operands_that_kernels_would_misread_are_refused() -> None:
         rope_kernels.launch_rope(x, angles[:2], angles[:2])
     with pytest.raises(AssertionError, match="silu_mul of"):
         gate_kernels.launch(torch.randn(2, 7))
+    with pytest.raises(AssertionError, match="frequencies"):
+        angle_kernels.launch(torch.arange(4), torch.ones(4).half(), 1.0)
 
 
 def greedy_case(count: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

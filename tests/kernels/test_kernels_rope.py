@@ -7,6 +7,7 @@ import torch
 
 from tokenspeed.kernels.qk_norm_rope import qk_norm_rope, rope
 from tokenspeed.kernels.rms_norm import rms_norm
+from tokenspeed.kernels.rope_angles import rope_angles
 
 
 @pytest.mark.parametrize("size", [4, 7])
@@ -31,3 +32,17 @@ def test_schemas_and_fakes(size: int, dtype: torch.dtype) -> None:
     cos, sin = torch.randn(3, 1, 2), torch.randn(3, 1, 2)
     torch.library.opcheck(rope, (x, cos, sin))
     torch.library.opcheck(qk_norm_rope, (x, weight, cos, sin, 1e-6))
+
+
+def test_angles_are_products_and_scaled() -> None:
+    positions, inv_freq = torch.tensor([0, 3, 70000]), torch.tensor([1.0, 0.25])
+    cos, sin = rope_angles(positions, inv_freq, 1.5)
+    angles = (positions[:, None].double() * inv_freq.double())[:, None]
+    assert torch.allclose(cos.double(), 1.5 * angles.cos(), atol=1e-6)
+    assert torch.allclose(sin.double(), 1.5 * angles.sin(), atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_schema_and_fake_of_angles(tokens: int, scale: float) -> None:
+    torch.library.opcheck(rope_angles, (torch.arange(tokens), torch.rand(2), scale))

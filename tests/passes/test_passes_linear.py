@@ -50,7 +50,7 @@ def test_every_linear_layer_is_fused(architecture: str, dtype: torch.dtype) -> N
     slots = [through_slot(piece, manager(dtype)) for piece in pieces]
     heads = HEADS[architecture]
     expected = [
-        {"norm_linear": 1, **heads},
+        {"norm_linear": 1, "rope_angles": 1, **heads},
         {**BLOCK, "norm_linear": 1, **heads},
         {**BLOCK, "rms_norm": 1},
     ]

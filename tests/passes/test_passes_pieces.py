@@ -36,7 +36,7 @@ TURNED = {
 def expected_counts(architecture: str) -> list[dict[str, int]]:
     turned = {TURNED[architecture]: 2}
     block = {"add_rms_norm": 2, "silu_mul": 1}
-    return [{"rms_norm": 1, **turned}, {**block, **turned}, block]
+    return [{"rms_norm": 1, "rope_angles": 1, **turned}, {**block, **turned}, block]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -109,6 +109,36 @@ def test_rows_that_are_not_contiguous() -> None:
     assert any("not contiguous" in reason for reason in refused), refused
 
 
+def both(positions: Tensor, inv_freq: Tensor) -> Tensor:
+    angles = positions.float()[:, None, None] * inv_freq
+    return angles.cos() + angles.sin()
+
+
+def cos_alone(positions: Tensor, inv_freq: Tensor) -> Tensor:
+    return (positions.float()[:, None, None] * inv_freq).cos()
+
+
+def of_matrices(positions: Tensor, inv_freq: Tensor) -> Tensor:
+    angles = positions.float()[:, None, None] * inv_freq[None, :]
+    return angles.cos() + angles.sin()
+
+
+def angles_too(positions: Tensor, inv_freq: Tensor) -> Tensor:
+    angles = positions.float()[:, None, None] * inv_freq
+    return angles.cos() + angles.sin() + angles
+
+
+@pytest.mark.parametrize(
+    ("function", "count"), [(both, 1), (cos_alone, 0), (of_matrices, 0), (angles_too, 0)]
+)
+def test_angles_of_a_step(function: Callable[..., Tensor], count: int) -> None:
+    """Silent for one function alone, for what is no vector, and where they are used elsewhere."""
+    module = Norm(function, torch.float32)
+    module.weight = nn.Parameter(torch.rand(SIZE), requires_grad=False)
+    slot = through_slot(piece_of(module, torch.arange(8)), manager_for(BF16))
+    assert slot.counts.get("rope_angles", 0) == count
+
+
 def gate(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def gated(x: Tensor, weight: Tensor) -> Tensor:
         one, two = torch.split(x, [SIZE, SIZE], -1)

@@ -14,7 +14,16 @@ from torch import fx, nn
 
 from tokenspeed.compile import graphs, inductor_api, plan, receipt
 from tokenspeed.compile.dump import write_stages
-from tokenspeed.compile.entry import GRAPHS, OBJECTS, PLAN, RECEIPT, Contents, StoredPiece
+from tokenspeed.compile.entry import (
+    ARTIFACT,
+    CALLS,
+    GRAPHS,
+    OBJECTS,
+    PLAN,
+    RECEIPT,
+    Contents,
+    StoredPiece,
+)
 from tokenspeed.compile.key import Target
 from tokenspeed.compile.lower import lower, token_argument
 from tokenspeed.compile.matcher import pass_manager
@@ -92,11 +101,11 @@ class _Compilation:
                 self._receipt.spend("inductor"),
                 inductor_api.recording_launches() as launches,
             ):
-                data = lower(piece, self._target.device.type, token_range, manager)
+                lowered = lower(piece, self._target.device.type, token_range, manager)
             self._receipt.pieces.setdefault(key, {})[name] = manager.reports
-            self._keep_graphs(key, name, manager, launches)
-            file = f"pieces/{key}-{name}.bin"
-            (self._folder / file).write_bytes(data)
+            self._keep_graphs(key, name, manager, None if lowered.is_calls else launches)
+            file = f"pieces/{key}-{name}{CALLS if lowered.is_calls else ARTIFACT}"
+            (self._folder / file).write_bytes(lowered.data)
             files.append((token_range.first, token_range.last, file))
         return StoredPiece(files, tokens)
 
@@ -131,12 +140,14 @@ class _Compilation:
         )
 
     def _keep_graphs(
-        self, key: str, name: str, manager: PassManager, launches: list[inductor_api.Launch]
+        self, key: str, name: str, manager: PassManager, launches: list[inductor_api.Launch] | None
     ) -> None:
+        """`launches` are Inductor's, None where it had nothing to do."""
         found = graphs.PieceGraphs()
         if manager.stages:  # none where Inductor had compiled an equal graph just before
             before, after = manager.stages[0][1], manager.stages[-1][1]
-            kernels = graphs.kernels_of(launches, after)
+            calls = graphs.launches_of(after)
+            kernels = graphs.kernels_of(calls if launches is None else launches, after)
             found = graphs.PieceGraphs(graphs.ops_of(before), graphs.ops_of(after), kernels)
         self._graphs.pieces.setdefault(key, {})[name] = found
         self._ran.append((key, name, manager))

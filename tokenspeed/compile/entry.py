@@ -2,7 +2,8 @@
 
     manifest.json           every fact of the key, what each file is for, each file's SHA-256
     plan.json               the program's plan
-    pieces/HASH-RANGE.bin   an artifact for each distinct piece and token range
+    pieces/HASH-RANGE.json  each distinct piece, for a token range: its calls, if there is nothing
+    pieces/HASH-RANGE.bin   else to it, or an artifact of Inductor
     inductor/, triton/      objects that the artifacts load
     receipts/counts.json    what each pass did to each piece, and seconds by phase
     receipts/graphs.json    the pieces' graphs before and after, their kernels, near misses
@@ -30,6 +31,8 @@ from tokenspeed.compile.trust import NoFile, check_folder, read_own_file, sync_f
 MANIFEST, READY, PLAN, RECEIPT = "manifest.json", "READY", "plan.json", "receipts/counts.json"
 GRAPHS = "receipts/graphs.json"
 TUNING = "tuning.json"
+CALLS, ARTIFACT = ".json", ".bin"
+"""How the files of pieces end."""
 OBJECTS = ("inductor", "triton")
 """Folders with what artifacts load: compiled C++ of Inductor, and of Triton's driver."""
 
@@ -75,6 +78,12 @@ class Entry:
     folder: Path
     manifest: Manifest
     files: dict[str, bytes]
+
+    @property
+    def artifacts(self) -> list[str]:
+        """The files of pieces that Inductor loads."""
+        stored = self.manifest.contents.pieces.values()
+        return [file for each in stored for _, _, file in each.files if file.endswith(ARTIFACT)]
 
     @property
     def can_keep_tuning(self) -> bool:

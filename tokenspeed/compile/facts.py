@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-FORMAT = 1
+FORMAT = 2
 """Of entries: goes up when what is in one, or its meaning, changes."""
 
 Facts = dict[str, Any]

@@ -89,6 +89,11 @@ def ops_of(graph: fx.Graph) -> tuple[Op, ...]:
     return tuple(_op(node) for node in graph.nodes)
 
 
+def launches_of(graph: fx.Graph) -> list[tuple[str, Sequence[str], Sequence[str]]]:
+    """Those of a graph whose every call that is no view launches its own kernel."""
+    return [(op_name(node), (node.name,), ()) for node in graph.nodes if moves(node)]
+
+
 def kernels_of(
     launches: Iterable[tuple[str, Sequence[str], Sequence[str]]], after: fx.Graph
 ) -> tuple[Kernel, ...]:

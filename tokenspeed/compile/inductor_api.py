@@ -82,60 +82,84 @@ class _RecordedIsa(cpu_vec_isa.VecISA):
     __hash__ = cpu_vec_isa.VecISA.__hash__
 
 
+class Left(Exception):
+    """A compile that ended in the slot for passes, since `leave` said so."""
+
+
+Leave = Callable[[fx.Graph], bool]
+"""Asked in the slot, after the passes: is the graph all that is wanted?"""
+
+
+class _Leaving(CustomGraphPass):
+    """Runs another pass, and ends the compile there if it may."""
+
+    def __init__(self, inner: CustomGraphPass, leave: Leave) -> None:
+        self._inner, self._leave = inner, leave
+        self.has_left = False
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self._inner(graph)
+        self.has_left = self._leave(graph)
+        if self.has_left:
+            raise Left
+
+    def uuid(self) -> Any:
+        return self._inner.uuid()
+
+
 def compile_graph(
     graph_module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
     passes: CustomGraphPass | None,
     settings: dict[str, Any],
+    leave: Leave = lambda graph: False,
 ) -> bytes:
     """Compile a graph that returns a tuple, for `inputs` that are its own fake values. `settings`
-    are Inductor's, by their dotted names.
+    are Inductor's, by their dotted names. Raises Left where `leave`, asked after the passes, says
+    that nothing is to be compiled.
     """
     patches = {**BASE_SETTINGS, **settings}
-    if passes is not None:
-        patches[PASS_SLOT] = passes
-    artifact = standalone_compile(
-        graph_module,
-        list(inputs),
-        dynamic_shapes="from_graph",
-        aot=True,
-        options={"config_patches": patches},
-    )
+    leaving = None if passes is None else _Leaving(passes, leave)
+    if leaving is not None:
+        patches[PASS_SLOT] = leaving
+    try:
+        artifact = standalone_compile(
+            graph_module,
+            list(inputs),
+            dynamic_shapes="from_graph",
+            aot=True,
+            options={"config_patches": patches},
+        )
+    except Exception:
+        if leaving is not None and leaving.has_left:
+            raise Left from None  # Inductor has put it into an error of its own
+        raise
     data: bytes = artifact.serialize()  # type: ignore[attr-defined]
     return data
 
 
-class _Visited(Exception):
-    """The slot was reached: nothing is to come after it."""
-
-
-class _Visit(CustomGraphPass):
-    """Runs another pass, and ends the compile there."""
+class _Uncached(CustomGraphPass):
+    """Keeps Inductor from looking into its caches, where the pass would not run."""
 
     def __init__(self, inner: CustomGraphPass) -> None:
         self._inner = inner
-        self.is_done = False
 
     def __call__(self, graph: fx.Graph) -> None:
         self._inner(graph)
-        self.is_done = True
-        raise _Visited
 
     def uuid(self) -> None:
-        return None  # keeps Inductor from looking into its caches
+        return None
 
 
 def visit_slot(
     graph_module: fx.GraphModule, inputs: Sequence[Any], passes: CustomGraphPass
 ) -> None:
     """Take a graph to the slot for passes as `compile_graph` does, run them, and go no further."""
-    visit = _Visit(passes)
-    try:
-        compile_graph(graph_module, inputs, passes=visit, settings={})
-    except Exception:
-        if not visit.is_done:
-            raise
+    with contextlib.suppress(Left):
+        compile_graph(
+            graph_module, inputs, passes=_Uncached(passes), settings={}, leave=lambda graph: True
+        )
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from tokenspeed.passes.rewrite import (
     Rewrite,
     TokenRange,
 )
-from tokenspeed.passes.shapes import epsilons
+from tokenspeed.passes.shapes import epsilons, scales
 from tokenspeed.passes.sources import KEY, inherit, sources_of
 
 _SOME_EPS = 1e-6
@@ -52,7 +52,7 @@ class Matcher:
     def __call__(self, graph: fx.Graph) -> int:
         if not self._rule.expected(graph):
             return 0
-        context = PassContext(self._dtype, epsilons(graph))
+        context = PassContext(self._dtype, epsilons(graph), scales(graph))
         if context not in self._patterns:
             self._patterns[context] = self._traced(context)
         count = int(self._patterns[context].apply(graph))
@@ -61,7 +61,7 @@ class Matcher:
 
     def nearest(self, graph: fx.Graph) -> Miss | None:
         """The nearest miss in a graph that was left without (another) match."""
-        context = PassContext(self._dtype, epsilons(graph) or (_SOME_EPS,))
+        context = PassContext(self._dtype, epsilons(graph) or (_SOME_EPS,), scales(graph) or (1.0,))
         cases = self._rule.cases(context)
         patterns = [
             pattern_matcher.fwd_only(_bound(self._rule.pattern, case), list(case.inputs)).graph

@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -34,6 +34,7 @@ from tokenspeed.compile.facts import Facts, digest_of
 from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
+from tokenspeed.compile.warm import import_inductor, load_program
 from tokenspeed.config import CompileConfig, Config
 from tokenspeed.engine.attention import ATTENTION_BACKENDS
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
@@ -51,9 +52,8 @@ from tokenspeed.spans import carried, span
 Progress = Callable[[str, str], None]
 """Told the phase, and a line for people."""
 
-# Named, not imported: the one imports Dynamo, the other Inductor, seconds each, and a start needs
-# one of them at most, beside other work.
-_PIPELINE, _WARM = "tokenspeed.compile.pipeline", "tokenspeed.compile.warm"
+_PIPELINE = "tokenspeed.compile.pipeline"
+"""Named, not imported: it imports Dynamo, for seconds, and only an eager start needs it."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ class PendingProgram:
 
     @property
     def is_loading(self) -> bool:
-        """Does a thread of this process load an entry? Until `result` has returned, new kernels of
+        """Does Inductor load an entry in a thread? Until `result` has returned, new kernels of
         Triton would go where the entry's lie, and be lost.
         """
-        return self._compiled is not None and self._compiled.is_hit
+        return self._compiled is not None and self._compiled.is_loading
 
     def result(self, progress: Progress) -> Obtained:
         """The program, eager if there is no other."""
@@ -194,7 +194,7 @@ class _Compiled:
         if isinstance(found, Entry):
             self._cache.sweep()  # a start that finds all stores nothing
             self._entry = found
-            self._loading = self._loader.submit(carried(_load), found)
+            self._loading = self._loader.submit(carried(load_program), found)
         elif self._is_asked_for:
             logger.info("compile cache miss: %s", found.reason)
             self._child = self._start_child(found.reason if found.is_barred else None)
@@ -210,8 +210,8 @@ class _Compiled:
             self._native = self._loader.submit(carried(obtain_native), config)
 
     @property
-    def is_hit(self) -> bool:
-        return self._loading is not None
+    def is_loading(self) -> bool:
+        return self._entry is not None and bool(self._entry.artifacts)
 
     def result(self, progress: Progress) -> Obtained | None:
         """The program; None if there is none to be had, which has been logged."""
@@ -257,7 +257,8 @@ class _Compiled:
         except OSError as error:
             _give_up(f"compiling failed: its process cannot be started: {error}")
             return None
-        self._loader.submit(carried(_import_warm))  # while the child compiles
+        if self._model.device.type == "cpu":  # where loops are left for Inductor
+            self._loader.submit(carried(import_inductor))  # while the child compiles
         return child
 
     def _from_child(self, progress: Progress) -> Obtained | None:
@@ -277,7 +278,7 @@ class _Compiled:
         logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
         ledger.add(done.jit)
         try:
-            return self._obtained(_load(found), f"compiled in {done.seconds:.1f} s", found)
+            return self._obtained(load_program(found), f"compiled in {done.seconds:.1f} s", found)
         except Damaged as error:
             self._cache.set_aside(found.folder, str(error))
             _give_up(f"compiling failed: {error}")
@@ -298,16 +299,6 @@ def chooses_linear(target: Target) -> bool:
     """Does the program call `linear` as an op that chooses its kernel?"""
     is_served = target.device.type == "cpu" and target.dtype == torch.float32
     return is_served and weight_layout.PASS.name not in target.disabled_passes
-
-
-def _load(entry: Entry) -> Program:
-    program: Program = _import_warm().load_program(entry)
-    return program
-
-
-@span("process.import")
-def _import_warm() -> Any:
-    return importlib.import_module(_WARM)
 
 
 def _required(reason: str) -> ConfigError:

@@ -25,6 +25,8 @@ from tokenspeed.kernels.rms_norm import (
     rms_norm,
     rms_norm_reference,
 )
+from tokenspeed.kernels.rope_angles import reference as rope_angles_reference
+from tokenspeed.kernels.rope_angles import rope_angles
 from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
 from tokenspeed.kernels.silu_mul import silu_mul
 from tokenspeed.kernels.small_linear import (
@@ -43,6 +45,7 @@ OPS: dict[Any, Callable[..., Any]] = {
     add_rms_norm: add_rms_norm_reference,
     rope: rope_reference,
     qk_norm_rope: qk_norm_rope_reference,
+    rope_angles: rope_angles_reference,
     silu_mul: silu_mul_reference,
     norm_linear: norm_linear_reference,
     linear_add: linear_add_reference,

@@ -22,6 +22,7 @@ from tokenspeed.passes import (
     qk_norm_rope,
     rms_norm,
     rope,
+    rope_angles,
     silu_mul,
     small_linear,
     weight_layout,
@@ -111,6 +112,13 @@ PIPELINE: tuple[Row, ...] = (
     # 8B 122.4 to 115.3 and 136.7 to 122.5.
     Row(Stage.PIECE, qk_norm_rope.PASS, True, True, "7 to 8 us of 38 to 43 up to 64 tokens, 0.6B"),
     Row(Stage.PIECE, rope.PASS, True, False, "alone 1 to 2 us slower than Inductor's kernels"),
+    Row(
+        Stage.PIECE,
+        rope_angles.PASS,
+        True,
+        True,
+        "once a step; with it no piece of many models needs Inductor, whose import takes seconds",
+    ),
     Row(Stage.PIECE, add_rms_norm.PASS, True, True, "4 us of 38 to 43 up to 64 tokens, 0.6B"),
     Row(Stage.PIECE, rms_norm.PASS, True, True, "one a model: not measured alone"),
     Row(

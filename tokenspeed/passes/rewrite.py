@@ -32,12 +32,13 @@ FEW, MANY = TokenRange(0, 32), TokenRange(33)
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pattern has to be traced for: the model's dtype, and every epsilon that stands in the
-    graph. Facts of a graph, never a model's config.
+    """What a pattern has to be traced for: the model's dtype, and every epsilon of a norm and scale
+    of angles that stands in the graph. Facts of a graph, never a model's config.
     """
 
     dtype: torch.dtype
     eps: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """An example operand. A pattern holds no device, so that of the examples is the CPU."""

@@ -42,6 +42,19 @@ def epsilons(graph: fx.Graph) -> tuple[float, ...]:
     return tuple(sorted({eps for _, eps in norms(graph)}))
 
 
+def angles(graph: fx.Graph) -> Iterator[tuple[fx.Node, float]]:
+    """Cosines of angles whose sines are there too, and what both are multiplied with (else 1.0)."""
+    for node in graph.find_nodes(op="call_function", target=aten.cos.default):
+        if any(calls(user, aten.sin.default) for user in node.args[0].users):
+            factors = [user.args[1] for user in node.users if calls(user, aten.mul.Tensor)]
+            scale = factors[0] if len(factors) == len(node.users) == 1 else 1.0
+            yield node, scale if isinstance(scale, float) else 1.0
+
+
+def scales(graph: fx.Graph) -> tuple[float, ...]:
+    return tuple(sorted({scale for _, scale in angles(graph)}))
+
+
 def gates(graph: fx.Graph) -> Iterator[fx.Node]:
     """Products with a silu: (x / (1 + exp(-x))) * y."""
     for node in graph.find_nodes(op="call_function", target=aten.div.Tensor):
