@@ -271,7 +271,7 @@ def test_pieces_that_do_not_load_are_compiled_again_or_run_eagerly(
     child: Callable[..., FakeChild],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    load, first = program._load, []
+    load, first = program.load_program, []
 
     def load_once_wrongly(entry: Any) -> Any:
         if not first:
