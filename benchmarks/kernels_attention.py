@@ -85,6 +85,7 @@ DECODES = (
     Workload(64, 1, 2048),
     Workload(64, 1, 2048, max_context_len=32768),
     Workload(256, 1, 512),
+    Workload(256, 1, 1152),
 )
 PREFILLS = (
     Workload(4, 2048, 2048),

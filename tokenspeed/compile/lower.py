@@ -73,14 +73,13 @@ def _settings(device: str, token_range: TokenRange) -> dict[str, Any]:
         # otherwise give wrong numbers without a word.
         "size_asserts": True,
         "unbacked_symint_fallback": _MANY_TOKENS if token_range.last is None else _FEW_TOKENS,
+        # Worker processes would import torch first, for longer than these few compiles take.
+        "compile_threads": 1,
     }
     if device == "cuda":
         # A kernel would write its best tiling beside its source: into the folder of the compile,
         # which is gone by then, whenever a start measures it.
         settings["autotune_local_cache"] = False
-    else:
-        # Worker processes would import torch first, for longer than these few compiles take.
-        settings["compile_threads"] = 1
     return settings
 
 
