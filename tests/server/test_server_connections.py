@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -42,6 +43,39 @@ async def test_a_client_that_reads_nothing_does_not_hold_the_end(
                 await asyncio.sleep(0.2)
         async with asyncio.timeout(5):
             await server.stop()
+
+
+@pytest.mark.parametrize("asks", [0, 1, 2])
+@pytest.mark.parametrize("how", ["close", "half-close", "reset"])
+async def test_clients_that_have_gone_hold_no_connection(asks: int, how: str) -> None:
+    """However long an idle one may live: clients that come for one request each would use up the
+    files of the process.
+    """
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    listener = listen("127.0.0.1", 0, 60.0)
+    server = HttpServer(answer, listener, ServerConfig())
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        for _ in range(asks):
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        assert asks == 0 or len(server._connections) > 0
+        if how == "reset":
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.write_eof() if how == "half-close" else writer.close()
+        if how == "half-close":
+            assert await asyncio.wait_for(reader.read(), 5) == b"", "the server closes too"
+            writer.close()
+    async with asyncio.timeout(5):
+        while server._connections:
+            await asyncio.sleep(0.01)
+    await server.stop()
 
 
 @pytest.mark.parametrize("reads", [False, True])

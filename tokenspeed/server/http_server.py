@@ -111,6 +111,13 @@ class _Connection(TCPServer):
         self._stall_s = stall_s
         self._num_written = 0
 
+    async def _read_data(self) -> None:
+        """Once the client has gone, nothing is idle: Hypercorn would keep the connection for as
+        long as an idle one may live, and a file with it.
+        """
+        await super()._read_data()
+        await self.idle_task.stop()
+
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
             await super().protocol_send(event)
