@@ -1,7 +1,8 @@
 """The engine on a GPU beside the published table of vLLM (dummy weights, bfloat16).
 
     python benchmarks/gpu_engine.py CONFIG_FOLDER [--only decode1,mixed] [--option name=value ...]
-                                    [--num-iters 3] [--peer RESULT.json] [--out RESULT.json]
+                                    [--kv-cache-dtype fp8] [--num-iters 3]
+                                    [--peer RESULT.json] [--out RESULT.json]
 
 The workloads and their definitions are those of `tokenspeed bench latency` and `throughput`
 (tokenspeed/bench/workloads.py). What is added here is the ratio to vLLM, above 1 where TokenSpeed
@@ -31,11 +32,13 @@ from tokenspeed import LLM
 from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.bench.offline import line, run
 from tokenspeed.bench.workloads import Workload, latency_workloads, throughput_workloads
+from tokenspeed.config import OPTIONS as OPTION_TABLE
 
 TOLERANCE = 0.03
 BY_MATMUL = ("ttft8192", "prefill")
 BY_BOTH = ("mixed",)
 
+KV_CACHE_DTYPES = OPTION_TABLE["kv_cache_dtype"].choices
 WORKLOADS = {each.name: each for each in (*latency_workloads(), *throughput_workloads())}
 OPTIONS: dict[str, Any] = {
     "device": "cuda",
@@ -105,6 +108,9 @@ def main() -> None:
     parser.add_argument("folder", help="of a model or of its config.json alone")
     parser.add_argument("--only", default="", help=f"of {','.join(WORKLOADS)}")
     parser.add_argument("--option", action="append", default=[], help="name=value of an LLM option")
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", choices=KV_CACHE_DTYPES, help="of keys and values"
+    )
     parser.add_argument("--num-iters", type=int, default=3)
     parser.add_argument("--peer", type=Path, help="result of peers_vllm.py on this card")
     parser.add_argument("--out", type=Path)
@@ -113,7 +119,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     options = dict(each.split("=", 1) for each in args.option)
-    report = measure(args, {name: typed(value) for name, value in options.items()})
+    typed_options = {name: typed(value) for name, value in options.items()}
+    report = measure(args, {"kv_cache_dtype": args.kv_cache_dtype, **typed_options})
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     print(encoded)
     if args.out:

@@ -1,15 +1,17 @@
 """Attention kernels on one GPU: decode and prefill over pages, beside FlashInfer and the floor.
 
-    python benchmarks/kernels_attention.py [--out RESULT.json]
+    python benchmarks/kernels_attention.py [--kv-cache-dtype fp8_e4m3] [--out RESULT.json]
 
 decode    prologue (QK-norm, RoPE), KV store and attention of one token a row: `paged_decode`, one
           launch. FlashInfer (tensor cores, planned ahead) does the attention alone. Floor: the
           cache's bytes at the speed of an 8 GiB copy.
 prefill   causal chunks with and without a past: `kv_store` and `paged_prefill`, two launches.
-          FlashInfer (FA3) does the attention alone. Floor: its FLOPs at the speed of a matmul.
+          FlashInfer (FA3; over fp8, FA2) does the attention alone. Floor: its FLOPs at the speed of
+          a matmul.
 
-All in bfloat16, pages of 16 tokens, shuffled. Times are medians of graph replays divided by the
-layers in the graph, each with a cache of its own, together larger than the L2 cache.
+All in bfloat16, but for pages, if so asked; pages of 16 tokens, shuffled. Times are medians of
+graph replays divided by the layers in the graph, each with a cache of its own, together larger than
+the L2 cache.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.kernels.attend import Prologue
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
-from tokenspeed.kv.pool import PagePool
+from tokenspeed.kv.pool import KV_DTYPES, PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
 
 try:
@@ -56,6 +58,7 @@ class Workload:
     heads: tuple[int, int, int] = QWEN_8B
     max_context_len: int = 0
     """What the host knows, where that is more."""
+    kv_dtype: torch.dtype = BF16
 
     @property
     def name(self) -> str:
@@ -66,7 +69,7 @@ class Workload:
     @property
     def cache_bytes(self) -> int:
         _, num_kv_heads, size = self.heads
-        return 2 * BF16.itemsize * self.num_rows * self.context_len * num_kv_heads * size
+        return 2 * self.kv_dtype.itemsize * self.num_rows * self.context_len * num_kv_heads * size
 
     @property
     def flops(self) -> int:
@@ -107,9 +110,9 @@ class Bench:
         )
         self.groups = cache_groups([spec] * self.num_layers)
         pages = -(-work.context_len // PAGE)
-        self.pool = PagePool(self.groups, work.num_rows * pages, PAGE, BF16, CUDA)
+        self.pool = PagePool(self.groups, work.num_rows * pages, PAGE, work.kv_dtype, CUDA)
         for cache in (*self.pool.keys, *self.pool.values):
-            cache.normal_()
+            cache.copy_(torch.randn(cache.shape, device=CUDA))
         order = torch.randperm(work.num_rows * pages, device=CUDA).int()
         self.table = order.view(work.num_rows, pages)
         tokens = work.num_rows * work.query_len
@@ -119,7 +122,7 @@ class Bench:
         angles = torch.randn(tokens, 1, size // 2, device=CUDA)
         weight = torch.ones(size, dtype=BF16, device=CUDA)
         self.prologue = Prologue(weight, weight, angles.cos(), angles.sin(), 1e-6)
-        self.attention = TritonAttention(self.groups, self.pool, [self.table])
+        self.attention = TritonAttention(self.groups, self.pool, [self.table], BF16)
         self.attention.plan_device(self._step())
 
     def _step(self) -> DeviceStep:
@@ -149,7 +152,7 @@ class Bench:
         last = torch.full((work.num_rows,), (work.context_len - 1) % PAGE + 1, device=CUDA).int()
         room = torch.empty(256 << 20, dtype=torch.uint8, device=CUDA)
         indices = self.table.flatten()
-        types = {"q_data_type": BF16, "kv_data_type": BF16}
+        types = {"q_data_type": BF16, "kv_data_type": work.kv_dtype}
         if work.query_len == 1:
             wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
                 room, "NHD", use_tensor_cores=True
@@ -157,7 +160,8 @@ class Bench:
             plan = (starts * pages, indices, last, num_heads, num_kv_heads, size, PAGE)
             wrapper.plan(*plan, **types)
         else:
-            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend="fa3")
+            backend = "fa3" if work.kv_dtype == BF16 else "fa2"
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(room, "NHD", backend=backend)
             starts_q = starts * work.query_len
             plan = (starts_q, starts * pages, indices, last, num_heads, num_kv_heads, size, PAGE)
             wrapper.plan(*plan, causal=True, **types)
@@ -208,13 +212,15 @@ def measure(work: Workload, machine: dict[str, Any]) -> dict[str, Any]:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="bfloat16")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     machine = facts() | gpu_speed()
-    report: dict[str, Any] = {"machine": machine}
+    report: dict[str, Any] = {"machine": machine, "kv_cache_dtype": args.kv_cache_dtype}
     for kind, works in (("decode", DECODES), ("prefill", PREFILLS)):
         report[kind] = {}
-        for work in works:
+        for each in works:
+            work = replace(each, kv_dtype=KV_DTYPES[args.kv_cache_dtype])
             report[kind][work.name] = measure(work, machine)
             print(kind, work.name, report[kind][work.name], flush=True)
             torch.cuda.empty_cache()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokenspeed.kernels.attend import Prologue
 from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.kv_dtype import raw, stored
 from tokenspeed.kernels.paged_layer import PagedLayer
 
 
@@ -37,6 +38,10 @@ def device_step(
     )
 
 
+SCALES = (0.3, 0.7)
+"""Of keys and values in pages of another dtype."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One step of one layer. `turned` elements of a head are subject to RoPE (0: no prologue)."""
@@ -52,6 +57,8 @@ class Case:
     window: int = 0
     norm: bool = False
     turned: int = 0
+    kv_dtype: torch.dtype | None = None
+    """Of pages, if it is another than `dtype`; such pages have scales."""
 
 
 class Operands(NamedTuple):
@@ -77,27 +84,31 @@ def operands(case: Case, device: torch.device) -> Operands:
     num_rows = len(case.context_lens)
     num_pages = [-(-length // case.block_size) for length in case.context_lens]
     shape = (sum(num_pages) + 1, case.block_size, case.num_kv_heads, case.size)
-    keys, values = (torch.full(shape, torch.nan, dtype=case.dtype, device=device) for _ in "kv")
+    kv_dtype = case.kv_dtype or case.dtype
+    keys, values = (torch.full(shape, torch.nan, device=device).to(kv_dtype) for _ in "kv")
+    scales = (1.0, 1.0) if kv_dtype == case.dtype else SCALES
+    like = torch.empty(0, dtype=case.dtype, device=device)
     slots = list(range(num_rows))[::-1]
     free = torch.randperm(sum(num_pages), device=device).int() + 1
     table = torch.zeros(num_rows, max(num_pages) + 1, dtype=torch.int32, device=device)
     for slot, pages, length in zip(slots, num_pages, case.context_lens, strict=True):
         table[slot, :pages], free = free[:pages], free[pages:]
         own = table[slot, :pages].long()
-        for cache in (keys, values):
-            tokens = cache[own].flatten(0, 1)
-            tokens[:length] = _draw(length, *shape[2:], like=cache)
-            cache[own] = tokens.unflatten(0, (pages, case.block_size))
+        for cache, scale in zip((keys, values), scales, strict=True):
+            tokens = raw(cache)[own].flatten(0, 1)
+            new = _draw(length, *shape[2:], like=like)
+            tokens[:length] = raw(stored(new, scale, kv_dtype))
+            raw(cache)[own] = tokens.unflatten(0, (pages, case.block_size))
     step = device_step(slots, list(case.query_lens), list(case.context_lens), device)
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
-    merged = _draw(step.num_tokens, sum(heads) * case.size, like=keys)
+    merged = _draw(step.num_tokens, sum(heads) * case.size, like=like)
     q, k, v = (
         part.unflatten(-1, (-1, case.size))
         for part in merged.split([n * case.size for n in heads], -1)
     )
-    layer = PagedLayer(keys, values, table, case.size**-0.5, case.window)
-    sinks = 2 * _draw(case.num_heads, like=keys) if case.sinks else None
-    return Operands(q, k, v, layer, step, sinks, _prologue(case, step, like=keys))
+    layer = PagedLayer(keys, values, table, case.size**-0.5, case.window, *scales)
+    sinks = 2 * _draw(case.num_heads, like=like) if case.sinks else None
+    return Operands(q, k, v, layer, step, sinks, _prologue(case, step, like=like))
 
 
 def _prologue(case: Case, step: DeviceStep, like: Tensor) -> Prologue | None:
@@ -110,3 +121,19 @@ def _prologue(case: Case, step: DeviceStep, like: Tensor) -> Prologue | None:
 
 def _draw(*shape: int, like: Tensor) -> Tensor:
     return torch.randn(shape, device=like.device).to(like.dtype)
+
+
+def assert_pages_agree(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """In fp8 the same numbers, if `tolerance` is 0. Otherwise what is stored may be a rounding off,
+    and then, rarely, the next number.
+    """
+    if found.dtype.itemsize > 1:
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return
+    a, b = found.float(), expected.float()
+    if tolerance == 0:
+        assert torch.equal(a.nan_to_num(torch.inf), b.nan_to_num(torch.inf))
+        return
+    assert (a.nan_to_num(torch.inf) != b.nan_to_num(torch.inf)).float().mean() < 0.02
+    near, smallest = torch.finfo(found.dtype).eps, torch.finfo(found.dtype).smallest_normal
+    torch.testing.assert_close(a, b, rtol=near, atol=smallest * near, equal_nan=True)

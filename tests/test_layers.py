@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 50
 LAYERS = (
     {
         *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
-        *("resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
+        *("draft", "resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenspeed.config import OPTIONS, Config, make_config
+from tokenspeed.draft import Resolution
 from tokenspeed.options import ConfigError
 from tokenspeed.resolve import (
     RANGES,
@@ -17,13 +18,12 @@ from tokenspeed.resolve import (
     FlashInferFacts,
     MachineFacts,
     ModelFacts,
-    Resolution,
     graph_sizes,
     levels,
     resolve,
 )
 
-LIBRARY = FlashInferFacts(is_installed=True, built=("bfloat16", "float16"))
+LIBRARY = FlashInferFacts(is_installed=True, built=("bfloat16", "float16"), built_fp8=("bfloat16",))
 LAPTOP = MachineFacts(has_cuda=False, cache_root="/home/me/.cache/tokenspeed")
 HOPPER = MachineFacts(
     has_cuda=True, capability=(9, 0), has_kernels=True, flashinfer=LIBRARY, cache_root="/cache"
@@ -56,6 +56,22 @@ def value(resolution: Resolution, name: str) -> Any:
         ({}, LAPTOP, SMALL, "attention_backend", "torch", "the backend of CPUs"),
         ({}, HOPPER, QWEN, "attention_backend", "flashinfer", "head size 128 on sm_90: "),
         ({}, HOPPER, SMALL, "attention_backend", "triton", "not flashinfer: it serves head size"),
+        ({}, LAPTOP, QWEN, "kv_cache_dtype", "float32", "as the model is computed"),
+        ({}, HOPPER, QWEN, "kv_cache_dtype", "bfloat16", "as the model is computed"),
+        ({"kv_cache_dtype": "fp8"}, LAPTOP, SMALL, "kv_cache_dtype", "fp8_e4m3", None),
+        ({"kv_cache_dtype": "fp8_e5m2"}, HOPPER, QWEN, "kv_cache_dtype", "fp8_e5m2", None),
+        (
+            *({"kv_cache_dtype": "fp8"}, HOPPER, QWEN, "attention_backend", "flashinfer"),
+            "head size 128 on sm_90: FlashAttention-3 for prompts, FlashAttention-2 for those with",
+        ),
+        (
+            *({"kv_cache_dtype": "fp8_e5m2"}, HOPPER, QWEN, "attention_backend", "triton"),
+            "not flashinfer: it reads a cache of bfloat16 or fp8_e4m3, not of fp8_e5m2",
+        ),
+        (
+            *({"kv_cache_dtype": "fp8", "dtype": "half"}, HOPPER, QWEN, "attention_backend"),
+            *("triton", "not flashinfer: its kernel takes minutes to compile"),
+        ),
         ({}, LAPTOP, SMALL, "level", None, "open: 1 if the compile cache has the program, else 0"),
         ({}, HOPPER, QWEN, "level", 2, "on CUDA"),
         ({"level": 3}, HOPPER, QWEN, "level", 3, None),
@@ -113,6 +129,11 @@ def test_what_is_open_is_settled_and_why_is_said(
         (
             {"cudagraph_capture_sizes": (65, 128)},
             *(HOPPER, QWEN, "--cudagraph-capture-sizes [65, 128]: steps have 64 rows at most"),
+        ),
+        (
+            {"kv_cache_dtype": "fp8"},
+            dataclasses.replace(HOPPER, capability=(8, 6)),
+            *(QWEN, "--kv-cache-dtype fp8_e4m3: Triton has it from compute capability 8.9 on, and"),
         ),
         ({"attention_backend": "triton"}, LAPTOP, SMALL, "its kernels need CUDA; use torch"),
         ({"attention_backend": "flashinfer"}, LAPTOP, SMALL, "it needs CUDA; use torch"),

@@ -87,6 +87,11 @@ class CacheConfig(Settings):
         low=0.01,
         high=1.0,
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "keys and values in the cache; auto: as computed; fp8 (fp8_e4m3): in a byte each, rounded",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    )
     enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt beginnings")
 
 

@@ -9,13 +9,12 @@ open for good. A settled config settles to itself, so a printed one can be start
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from tokenspeed.config import GROUPS, LEVELS, OPTIONS, Config
-from tokenspeed.options import ConfigError, options_of
+from tokenspeed.config import LEVELS, Config
+from tokenspeed.draft import Draft, Resolution
+from tokenspeed.options import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
 """Tokens a step: about the most that keeps others waiting for a second or less."""
@@ -34,21 +33,25 @@ DTYPES = {
 }
 """The name of each dtype under all its names."""
 
+FP8 = "fp8_e4m3"
+"""What a cache of fp8 is unless said otherwise."""
+
 MOST_ROWS = 512
 """The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
 
 _FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
 """(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
 
-_GROUP_OF = {each.name: group for group in GROUPS for each in options_of(GROUPS[group])}
-
 
 @dataclass(frozen=True, kw_only=True)
 class FlashInferFacts:
-    """What FlashInfer needs, and whether it is there. `built`: dtypes whose kernel is compiled."""
+    """What FlashInfer needs, and whether it is there. `built`: dtypes whose kernel is compiled;
+    `built_fp8`: those whose kernel for an fp8 cache is, too.
+    """
 
     is_installed: bool = False
     built: Sequence[str] = ()
+    built_fp8: Sequence[str] = ()
     dtypes: Sequence[str] = ("bfloat16", "float16")
     head_dim: int = 128
 
@@ -77,26 +80,14 @@ class ModelFacts:
     is_local: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """A settled config. `reasons`: why each value that was open is what it is, or why it is open
-    still. `notes`: what was asked for and has no effect, a line each.
-    """
-
-    config: Config
-    reasons: Mapping[str, str]
-    notes: Sequence[str] = ()
-
-    def is_given(self, name: str) -> bool:
-        return name not in self.reasons
-
-
 def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None) -> Resolution:
     """Settle what is open. Raises ConfigError, one line, for what cannot be had here."""
-    draft = _Draft(config)
+    draft = Draft(config)
     device = _settle_device(draft, machine)
     _settle_model(draft, device, model)
+    _settle_cache_dtype(draft)
     attention = _settle_attention(draft, device, machine, model)
+    _refuse_cache_dtype(draft, attention, machine)
     level = _settle_level(draft, device, attention)
     _settle_graphs(draft, has_graphs=device == "cuda" and attention != "torch" and level != 1)
     on = f"on {'a CPU' if device == 'cpu' else 'CUDA'}"
@@ -147,54 +138,7 @@ def graph_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= largest))
 
 
-class _Draft:
-    """A config that is being settled, with reasons."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self._values: dict[str, Any] = {}
-        self._reasons: dict[str, str] = {}
-        self.notes: list[str] = []
-
-    def value(self, name: str) -> Any:
-        held = getattr(getattr(self.config, _GROUP_OF[name]), name)
-        return self._values.get(name, held)
-
-    def settle(self, name: str, open_value: Any, value: Any, reason: str) -> None:
-        """Take `value` where nothing was given."""
-        if self.value(name) == open_value:
-            self._values[name], self._reasons[name] = value, reason
-
-    def leave(self, name: str, open_value: Any, reason: str) -> None:
-        """Say why a value that was not given stays open."""
-        self.settle(name, open_value, open_value, f"open: {reason}")
-
-    def correct(self, name: str, value: Any) -> None:
-        """Take another spelling of what was given, or what the limits leave of it."""
-        self._values[name] = value
-
-    def note_void(self, why: str, *names: str) -> None:
-        """Note those of the options that were given another value than their default: nothing
-        reads them.
-        """
-        given = [name for name in names if self.value(name) != OPTIONS[name].default]
-        if given:
-            flags = ", ".join("--" + name.replace("_", "-") for name in given)
-            self.notes.append(f"{why}: {flags} has no effect")
-
-    def resolution(self) -> Resolution:
-        groups: dict[str, dict[str, Any]] = {}
-        for name, value in self._values.items():
-            groups.setdefault(_GROUP_OF[name], {})[name] = value
-        changed = {
-            group: dataclasses.replace(getattr(self.config, group), **values)
-            for group, values in groups.items()
-        }
-        config = dataclasses.replace(self.config, **changed)
-        return Resolution(config=config, reasons=self._reasons, notes=self.notes)
-
-
-def _settle_device(draft: _Draft, machine: MachineFacts) -> str:
+def _settle_device(draft: Draft, machine: MachineFacts) -> str:
     if draft.value("device") == "cuda" and not machine.has_cuda:
         raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu")
     if machine.has_cuda:
@@ -204,7 +148,7 @@ def _settle_device(draft: _Draft, machine: MachineFacts) -> str:
     return device
 
 
-def _settle_model(draft: _Draft, device: str, model: ModelFacts | None) -> None:
+def _settle_model(draft: Draft, device: str, model: ModelFacts | None) -> None:
     if device == "cpu":
         draft.settle("dtype", "auto", "float32", "on a CPU: the dtype that it computes fastest in")
     elif model is None:
@@ -225,8 +169,28 @@ def _settle_model(draft: _Draft, device: str, model: ModelFacts | None) -> None:
         draft.settle("max_model_len", None, model.max_model_len, "the model's limit")
 
 
+def _settle_cache_dtype(draft: Draft) -> None:
+    dtype: str = draft.value("dtype")
+    if dtype == "auto":
+        draft.leave("kv_cache_dtype", "auto", "as the model is computed")
+    else:
+        draft.settle("kv_cache_dtype", "auto", dtype, "as the model is computed")
+    if draft.value("kv_cache_dtype") == "fp8":
+        draft.correct("kv_cache_dtype", FP8)
+
+
+def _refuse_cache_dtype(draft: Draft, attention: str | None, machine: MachineFacts) -> None:
+    is_kernel = draft.value("device") == "cuda" and attention != "torch"
+    if is_kernel and draft.value("kv_cache_dtype") == FP8 and (machine.capability or ()) < (8, 9):
+        there = ".".join(map(str, machine.capability or ()))
+        raise ConfigError(
+            f"--kv-cache-dtype {FP8}: Triton has it from compute capability 8.9 on, and this GPU "
+            f"has {there}; use fp8_e5m2, or bfloat16"
+        )
+
+
 def _settle_attention(
-    draft: _Draft, device: str, machine: MachineFacts, model: ModelFacts | None
+    draft: Draft, device: str, machine: MachineFacts, model: ModelFacts | None
 ) -> str | None:
     """The backend: on a CPU torch's; on a GPU FlashInfer where it serves the model and its kernel
     comes built, else Triton. None: it hangs on the model.
@@ -246,23 +210,28 @@ def _settle_attention(
         draft.leave("attention_backend", "auto", "flashinfer or triton, by the model's layers")
         return None
     dtype, library = draft.value("dtype"), machine.flashinfer
-    lacks = _flashinfer_lacks(machine, model, dtype)
+    lacks = _flashinfer_lacks(machine, model, dtype, draft.value("kv_cache_dtype"))
     if name == "flashinfer":
         if lacks:
             raise ConfigError(f"--attention-backend flashinfer: {lacks}; use triton")
         return name
-    if lacks is None and dtype not in library.built:
+    is_fp8 = draft.value("kv_cache_dtype") != dtype
+    if lacks is None and dtype not in (library.built_fp8 if is_fp8 else library.built):
         lacks = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
     if lacks:
         draft.settle("attention_backend", "auto", "triton", f"not flashinfer: {lacks}")
         return "triton"
     why = f"head size {library.head_dim} on sm_{''.join(map(str, machine.capability or ()))}: "
-    why += "FlashAttention-3 for prompts, Triton for the rest"
+    why += "FlashAttention-3 for prompts, "
+    why += "FlashAttention-2 for those with a past in fp8, " if is_fp8 else ""
+    why += "Triton for the rest"
     draft.settle("attention_backend", "auto", "flashinfer", why)
     return "flashinfer"
 
 
-def _flashinfer_lacks(machine: MachineFacts, model: ModelFacts, dtype: str) -> str | None:
+def _flashinfer_lacks(
+    machine: MachineFacts, model: ModelFacts, dtype: str, cache_dtype: str
+) -> str | None:
     """What FlashInfer lacks here: None if it can run."""
     library = machine.flashinfer
     if machine.capability != (9, 0):
@@ -270,12 +239,14 @@ def _flashinfer_lacks(machine: MachineFacts, model: ModelFacts, dtype: str) -> s
         return f"it needs a GPU of compute capability 9.0, not {there}"
     if dtype not in library.dtypes:
         return f"it computes in {' or '.join(library.dtypes)}, not in {dtype}"
+    if cache_dtype not in (dtype, FP8):
+        return f"it reads a cache of {dtype} or {FP8}, not of {cache_dtype}"
     if not model.serves_flashinfer:
         return f"it serves head size {library.head_dim}, which no layer has"
     return None if library.is_installed else "flashinfer-python is not installed"
 
 
-def _settle_level(draft: _Draft, device: str, attention: str | None) -> int | None:
+def _settle_level(draft: Draft, device: str, attention: str | None) -> int | None:
     is_disabled = draft.config.compile.disable_cuda_graph
     if device == "cpu":
         draft.leave("level", None, "1 if the compile cache has the program, else 0")
@@ -293,7 +264,7 @@ def _settle_level(draft: _Draft, device: str, attention: str | None) -> int | No
     return level
 
 
-def _settle_graphs(draft: _Draft, *, has_graphs: bool) -> None:
+def _settle_graphs(draft: Draft, *, has_graphs: bool) -> None:
     names = ["cudagraph_capture_sizes", "max_cudagraph_capture_size", "disable_prefill_graph"]
     if draft.value("device") == "cpu":
         names.append("disable_cuda_graph")

@@ -118,7 +118,7 @@ def test_a_trial_counts_what_is_gone_meanwhile(
     groups = cache_groups(model.family.cache_specs(model.config))
     needs = trial.try_out(
         *(config, worker._executable, groups),
-        dtype=torch.float32, device=worker.slots.device, max_model_len=32,
+        dtype=torch.float32, kv_dtype=torch.float32, device=worker.slots.device, max_model_len=32,
         progress=lambda phase, detail: None,
     )  # fmt: skip
     assert needs == trial.Needs(

@@ -33,7 +33,7 @@ def model(name: str, **options: Any) -> Any:
         stored="safetensors", dtype="bfloat16", max_model_len=64, serves_flashinfer=True
     )
     resolution = resolve(make_config({"attention_backend": name} | options), machine, facts)
-    return SimpleNamespace(resolution=resolution, settings=resolution.config)
+    return SimpleNamespace(resolution=resolution, settings=resolution.config, dtype=BF16)
 
 
 @pytest.fixture(autouse=True)
@@ -45,25 +45,25 @@ def test_a_backend_for_each_choice() -> None:
     assert set(ATTENTION_BACKENDS) | {"auto"} == set(OPTIONS["attention_backend"].choices)
 
 
-def result(name: str) -> Any:
+def result(name: str, kv_dtype: torch.dtype = BF16) -> Any:
     """The backend over a small pool on a CPU, where FlashInfer's place is taken."""
     pending = PendingAttention(model(name))
     groups = cache_groups([SPEC] * 2)
     slots = Slots(2, 64, 1, 16, CPU, scratch_page=0)
-    return pending.result(groups, PagePool(groups, 8, 16, BF16, CPU), slots)
+    return pending.result(groups, PagePool(groups, 8, 16, kv_dtype, CPU), slots)
 
 
 def test_a_backend_is_made_with_its_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made: list[torch.device] = []
+    made: list[tuple[torch.device, bool]] = []
 
     class Wrapper:
         def plan(self, *arguments: Any, **options: Any) -> None: ...
         def run(self, *arguments: Any, **options: Any) -> None: ...
 
-    def make_prefill(device: torch.device) -> Prefill:
-        made.append(device)
+    def make_prefill(device: torch.device, *, converts: bool) -> Prefill:
+        made.append((device, converts))
         return Prefill(Wrapper(), Wrapper())
 
     library = SimpleNamespace(make_prefill=make_prefill)
@@ -72,7 +72,9 @@ def test_a_backend_is_made_with_its_library(
         assert type(result("auto")) is FlashInferAttention
         assert type(result("triton")) is TritonAttention
         assert type(result("torch")) is TorchAttention
-    assert made == [CPU] * 2, "two wrappers of one group"
+    assert made == [(CPU, False)] * 2, "two wrappers of one group"
+    assert type(result("flashinfer", torch.float8_e4m3fn)) is FlashInferAttention
+    assert made[2:] == [(CPU, True)] * 2, "which read pages of another dtype"
     assert (
         "attention: flashinfer (head size 128 on sm_90: FlashAttention-3 for prompts" in caplog.text
     )

@@ -51,27 +51,29 @@ def alone(tiny_model: str) -> dict[str, Outcome]:
     return {each.id: run(engine, [each])[each.id] for each in requests()}
 
 
-def assert_equal(found: dict[str, Outcome], expected: dict[str, Outcome]) -> None:
+def assert_equal(
+    found: dict[str, Outcome], expected: dict[str, Outcome], tolerance: float = 1e-4
+) -> None:
     assert found.keys() == expected.keys()
     for name, outcome in found.items():
         other = expected[name]
         assert outcome.token_ids == other.token_ids, name
         assert outcome.finish_reason == other.finish_reason, name
         assert outcome.stop_token == other.stop_token, name
-        assert_close(outcome.logprobs, other.logprobs)
-        assert_close(outcome.prompt_logprobs or [], other.prompt_logprobs or [])
+        assert_close(outcome.logprobs, other.logprobs, tolerance)
+        assert_close(outcome.prompt_logprobs or [], other.prompt_logprobs or [], tolerance)
 
 
-def assert_close(found: list[Any], expected: list[Any]) -> None:
+def assert_close(found: list[Any], expected: list[Any], tolerance: float) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         if one is None or other is None:
             assert one is other
             continue
         assert one.token_id == other.token_id
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
         assert [value for _, value in one.top] == pytest.approx(
-            [value for _, value in other.top], abs=1e-4
+            [value for _, value in other.top], abs=tolerance
         )
 
 

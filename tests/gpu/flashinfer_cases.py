@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,12 @@ from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, Prefill
 from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
-from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill_name
+from tokenspeed.kernels.flashinfer_builds import (
+    fp8_prefill_name,
+    is_built,
+    is_installed,
+    prefill_name,
+)
 from tokenspeed.kv.specs import CacheGroup, FullAttention
 
 
@@ -21,12 +27,13 @@ def runs_flashinfer() -> bool:
     """Has this machine what it needs, built?"""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         return False
-    return is_installed() and is_built(prefill_name(torch.bfloat16, 128))
+    names = [each(torch.bfloat16, 128) for each in (prefill_name, fp8_prefill_name)]
+    return is_installed() and all(map(is_built, names))
 
 
-def make() -> Prefill:
+def make(*, converts: bool = False) -> Prefill:
     library = importlib.import_module("tokenspeed.kernels.flashinfer_prefill")
-    made: Prefill = library.make_prefill(torch.device("cuda"))
+    made: Prefill = library.make_prefill(torch.device("cuda"), converts=converts)
     return made
 
 
@@ -49,11 +56,16 @@ def host_of(given: Operands, num_decodes: int) -> AttentionStep:
 
 def attend(backend: type[TritonAttention], case: Case, own: Operands, step: DeviceStep) -> Any:
     group = CacheGroup(spec_of(case), (0,))
-    pool: Any = SimpleNamespace(keys=[own.layer.keys], values=[own.layer.values])
+    layer, dtype = own.layer, own.q.dtype
+    pool: Any = SimpleNamespace(
+        keys=[layer.keys], values=[layer.values], k_scales=[layer.k_scale],
+        v_scales=[layer.v_scale],
+    )  # fmt: skip
     if issubclass(backend, FlashInferAttention):
-        attention: TritonAttention = backend([group], pool, [own.layer.table], make)
+        made = functools.partial(make, converts=layer.converts(dtype))
+        attention: TritonAttention = backend([group], pool, [layer.table], made, dtype)
     else:
-        attention = backend([group], pool, [own.layer.table])
+        attention = backend([group], pool, [layer.table], dtype)
     attention.plan_device(step)
     if own.prologue is None:
         return attention.attend(own.q, own.k, own.v, 0, None)

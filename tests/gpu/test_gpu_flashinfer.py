@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from flashinfer_cases import attend, host_of, make, runs_flashinfer, spec_of
-from paged_cases import Case, operands
+from paged_cases import Case, assert_pages_agree, operands
 
 from tokenspeed.kernels import kv_store, paged_prefill
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, GroupPrefill
 from tokenspeed.kernels.attention_triton import TritonAttention
 
-CUDA, BF16 = torch.device("cuda"), torch.bfloat16
+CUDA, BF16, E4M3 = torch.device("cuda"), torch.bfloat16, torch.float8_e4m3fn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,10 @@ CASES = [
     (Case((1, 2048), (9, 2048), 16, 8, 128, dtype=BF16), 1),
     (Case((300, 17), (300, 4000), 8, 8, 128, dtype=BF16, block_size=64), 0),
     (Case((257,), (1000,), 40, 1, 128, dtype=BF16, block_size=32), 0),
+    (Case((4096,), (4096,), 32, 8, 128, norm=True, turned=128, dtype=BF16, kv_dtype=E4M3), 0),
+    (Case((700, 1, 33, 128), (700, 2049, 300, 640), 32, 8, 128, dtype=BF16, kv_dtype=E4M3), 0),
+    (Case((1, 1, 300, 17, 129), (9, 700, 900, 17, 129), 16, 8, 128, dtype=BF16, kv_dtype=E4M3), 2),
+    (Case((300, 17), (300, 4000), 8, 8, 128, dtype=BF16, block_size=1, kv_dtype=E4M3), 0),
 ]
 
 
@@ -50,7 +54,7 @@ def test_chunks_like_triton(case: Case, num_decodes: int, monkeypatch: pytest.Mo
     got = attend(FlashInferAttention, case, mine, step)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
     for a, b in ((mine.layer.keys, theirs.layer.keys), (mine.layer.values, theirs.layer.values)):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+        assert_pages_agree(a, b, 0)
 
 
 def test_plans_run_ahead_of_the_device() -> None:
@@ -62,12 +66,12 @@ def test_plans_run_ahead_of_the_device() -> None:
     queries = [kv_store.launch(q, k, v, layer, step, None) for q, k, v, layer, step, *_ in given]
     outs = [torch.empty(q.shape, dtype=BF16, device=CUDA) for q in queries]
     prefill = GroupPrefill(0, spec_of(cases[0]), given[0].layer.keys, make)
-    prefill.warm_up(given[0].layer.keys, given[0].layer.values)
+    prefill.warm_up(given[0].layer)
     torch.cuda.synchronize()
     for own, host, q, out in zip(given, hosts, queries, outs, strict=True):
         torch.cuda._sleep(100_000_000)
         prefill.plan(host)
-        prefill.run(q, (own.k, own.v), (own.layer.keys, own.layer.values), out)
+        prefill.run(q, (own.k, own.v), own.layer, out)
     for own, q, out in zip(given, queries, outs, strict=True):
         want = paged_prefill.launch(q, own.layer, own.step)
         torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)

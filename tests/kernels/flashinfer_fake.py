@@ -68,7 +68,10 @@ class FakePrefill:
             numbers=numbers, options=options,
         )  # fmt: skip
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, k_scale: float, v_scale: float,
+        out: Tensor,
+    ) -> Tensor:  # fmt: skip
         """As FlashInfer, which goes by last page lengths."""
         plan, size = self.planned, paged_kv_cache[0].shape[1]
         assert plan.options["causal"] and q.shape[0] == plan.starts[-1] and out.shape == q.shape
@@ -79,7 +82,9 @@ class FakePrefill:
         table = torch.zeros(len(rows), max(counts), dtype=torch.int32)
         for i in rows:
             table[i, : counts[i]] = torch.tensor(plan.pages[plan.page_starts[i] :][: counts[i]])
-        layer = PagedLayer(*paged_kv_cache, table, plan.options["sm_scale"])
+        scale = plan.options["sm_scale"]
+        layer = PagedLayer(*paged_kv_cache, table, scale, 0, k_scale, v_scale)
+        assert plan.options["kv_data_type"] == layer.keys.dtype
         out.copy_(paged_attention_reference(q, layer, _step(plan.starts, lengths)))
         self.num_runs += 1
         return out

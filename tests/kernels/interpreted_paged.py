@@ -2,7 +2,7 @@
 process of its own, with TRITON_INTERPRET=1.
 
 In float32 and float16: the interpreter multiplies matrices of bfloat16 wrongly. They are tested on
-a GPU, as are real sizes.
+a GPU, as are real sizes. Pages may be of any dtype: what is cast is cast by torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_cases import Case, Operands, device_step, operands
+from interpreted_casts import casts_by_torch
+from paged_cases import Case, Operands, assert_pages_agree, device_step, operands
 from torch import Tensor
 
 from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
@@ -24,11 +25,14 @@ from tokenspeed.kernels.paged_layer import places_of
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
 
+__all__ = ["casts_by_torch"]
+
 # Of the interpreter, where a loop's bound was loaded.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 CPU = torch.device("cpu")
 F16 = torch.float16
+FP8S = (torch.float8_e4m3fn, torch.float8_e5m2)
 SPECS = [
     FullAttention(num_heads=6, num_kv_heads=2, head_dim=8, scale=0.3),
     FullAttention(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.2),
@@ -41,6 +45,9 @@ DECODES = [
     Case((1, 1), (150, 17), 3, 1, 80, sinks=True, turned=26, block_size=4),
     Case((1, 1), (150, 17), 4, 2, 16, sinks=True, window=40, block_size=1),
     Case((1, 1), (150, 17), 17, 1, 24, window=130),
+    Case((1, 1), (1, 66), norm=True, turned=64, kv_dtype=FP8S[0]),
+    Case((1, 1), (150, 17), 3, 1, 80, sinks=True, turned=26, block_size=4, kv_dtype=FP8S[1]),
+    Case((1,), (300,), 2, 1, 128, dtype=F16, block_size=64, kv_dtype=FP8S[0]),
 ]
 CHUNKS = [
     Case((3, 1, 40), (3, 70, 140), norm=True, turned=64),
@@ -49,6 +56,9 @@ CHUNKS = [
     Case((9, 1), (150, 17), 3, 1, 80, sinks=True, turned=26, block_size=4),
     Case((30, 2), (150, 17), 4, 2, 16, sinks=True, window=40, block_size=1),
     Case((5, 17), (60, 17), 33, 1, 24),
+    Case((3, 1, 40), (3, 70, 140), norm=True, turned=64, kv_dtype=FP8S[0]),
+    Case((30, 2), (150, 17), 4, 2, 16, window=40, block_size=1, kv_dtype=FP8S[1]),
+    Case((9,), (130,), 2, 1, 128, kv_dtype=torch.bfloat16),
 ]
 
 
@@ -70,7 +80,7 @@ def assert_agree(got: Tensor, want: Tensor, mine: Operands, theirs: Operands) ->
     tolerance = 1e-5 if got.dtype == torch.float32 else 4e-3
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     for a, b in ((mine.layer.keys, theirs.layer.keys), (mine.layer.values, theirs.layer.values)):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+        assert_pages_agree(a, b, tolerance)
 
 
 def expected(own: Operands) -> Tensor:
@@ -90,17 +100,44 @@ def test_chunks(case: Case) -> None:
     assert_agree(prefill(mine), expected(theirs), mine, theirs)
 
 
-@pytest.mark.parametrize("case", CHUNKS[:3], ids=str)
-def test_own_keys_are_those_that_are_stored(case: Case) -> None:
-    mine, theirs = operands(case, CPU).with_own_cache(), operands(case, CPU)
-    q, k, v, layer, step, _, prologue = mine
-    keys, want = torch.empty(k.shape, dtype=k.dtype), torch.empty(k.shape, dtype=k.dtype)
-    kv_store.launch(q, k, v, layer, step, prologue, keys)
-    places = places_of(layer, step)
-    torch.testing.assert_close(keys, layer.keys.flatten(0, 1)[places], rtol=0, atol=0)
-    kv_store.reference(*theirs[:5], prologue, want)
-    tolerance = 1e-5 if k.dtype == torch.float32 else 4e-3
-    torch.testing.assert_close(keys, want, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("case", CHUNKS[:3] + CHUNKS[-3:], ids=str)
+def test_own_keys_and_values_are_those_that_are_stored(case: Case) -> None:
+    given = operands(case, CPU)
+    for store in (kv_store.launch, kv_store.reference):
+        q, k, v, layer, step, _, prologue = given.with_own_cache()
+        keys, values = (torch.empty(k.shape, dtype=k.dtype) for _ in "kv")
+        store(q, k, v, layer, step, prologue, keys, values)
+        places = places_of(layer, step)
+        for own, pages, scale in (
+            (keys, layer.keys, layer.k_scale),
+            (values, layer.values, layer.v_scale),
+        ):
+            there = pages.flatten(0, 1)[places].float() * scale
+            torch.testing.assert_close(own, there.to(own.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FP8S, ids=str)
+@pytest.mark.parametrize("decodes", [True, False])
+def test_numbers_saturate_and_nan_stays(dtype: torch.dtype, decodes: bool) -> None:
+    """The first token has numbers from the smallest to the largest, both infinities and NaN."""
+    given = operands(Case((9,), (9,), 1, 1, 256, kv_dtype=dtype), CPU)
+    powers = 10 ** torch.linspace(-9, 9, 256) * torch.randn(256).sign()
+    powers[:3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    given.k[0], given.v[0] = powers, powers.flip(0)
+    mine, theirs = given.with_own_cache(), given.with_own_cache()
+    if decodes:
+        one = device_step([0], [1], [1], CPU)
+        q, k, v = (x[:1] for x in given[:3])
+        paged_decode.launch(q, k, v, mine.layer, one, paged_decode.workspace_for(1, 256, CPU))
+        kv_store.reference(q, k, v, theirs.layer, one, None)
+    else:
+        kv_store.launch(*mine[:5], None)
+        kv_store.reference(*theirs[:5], None)
+    assert_pages_agree(mine.layer.keys, theirs.layer.keys, 0)
+    assert_pages_agree(mine.layer.values, theirs.layer.values, 0)
+    stored = theirs.layer.keys[1, 0].float()
+    assert stored.isnan().sum() == 1
+    assert stored.nan_to_num(0).abs().max() == torch.finfo(dtype).max
 
 
 def test_splits_follow_the_length_and_not_its_bound() -> None:

@@ -39,10 +39,16 @@ class Sequence:
 class Trial:
     """Sequences in one pool, stepped in any mix; every result is checked against the reference."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, tolerance: float = 2e-6) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype = torch.float32,
+        tolerance: float = 2e-6,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         groups = cache_groups(list(LAYERS))
-        self.pool = PagePool(groups, NUM_PAGES, BLOCK, dtype, CPU)
-        self.attention = TorchAttention(groups, self.pool)
+        self.scales = None if kv_dtype is None else [(0.3, 0.7), (1.0, 1.0), (0.02, 2.5)]
+        self.pool = PagePool(groups, NUM_PAGES, BLOCK, kv_dtype or dtype, CPU, self.scales)
+        self.attention = TorchAttention(groups, self.pool, dtype)
         self.dtype, self.tolerance = dtype, tolerance
 
     def sequence(self, length: int, pages: list[list[int]]) -> Sequence:
@@ -71,13 +77,24 @@ class Trial:
             out = self.attention.attend(q, k, v, layer, None)
             assert out.shape == q.shape and out.dtype == q.dtype
             for (sequence, n), begin in zip(rows, starts, strict=False):
-                want = reference(*(x[: sequence.done + n] for x in sequence.qkv[layer]), spec.scale)
+                q, k, v = (x[: sequence.done + n] for x in sequence.qkv[layer])
+                want = reference(q, *self.as_read(k, v, layer), spec.scale)
                 got = out[begin : begin + n]
                 assert torch.allclose(got, want[-n:], rtol=0, atol=self.tolerance), (layer, n)
             outs.append(out)
         for sequence, n in rows:
             sequence.done += n
         return outs
+
+    def as_read(self, k: Tensor, v: Tensor, layer: int) -> list[Tensor]:
+        """What the cache makes of a layer's keys and values."""
+        if self.scales is None:
+            return [k, v]
+        limit = torch.finfo(self.pool.keys[0].dtype).max
+        return [
+            (x * (1 / scale)).clamp(-limit, limit).to(self.pool.keys[0].dtype).float() * scale
+            for x, scale in zip((k, v), self.scales[layer], strict=True)
+        ]
 
 
 def tables(num_pages: int, first: int = 0) -> list[list[int]]:
@@ -106,7 +123,8 @@ def test_a_chunk_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_mix_of_rows(data: st.DataObject) -> None:
-    trial = Trial()
+    kv_dtypes = [None, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16]
+    trial = Trial(kv_dtype=data.draw(st.sampled_from(kv_dtypes)), tolerance=4e-6)
     order = data.draw(st.permutations(range(NUM_PAGES)))
     sequences = []
     for i in range(data.draw(st.integers(1, 4))):
@@ -124,10 +142,11 @@ def test_any_mix_of_rows(data: st.DataObject) -> None:
             trial.step(rows)
 
 
-def test_a_row_gives_the_same_bits_in_any_batch() -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
+def test_a_row_gives_the_same_bits_in_any_batch(kv_dtype: torch.dtype | None) -> None:
     def last_token(neighbours: list[int]) -> list[Tensor]:
         torch.manual_seed(1)
-        trial = Trial()
+        trial = Trial(kv_dtype=kv_dtype)
         own = trial.sequence(30, tables(8))
         others = [trial.sequence(40, tables(10, 8 + 10 * i)) for i in range(len(neighbours))]
         trial.step([(own, 12)])
@@ -140,11 +159,12 @@ def test_a_row_gives_the_same_bits_in_any_batch() -> None:
         assert all(map(torch.equal, last_token(neighbours), alone))
 
 
-def test_place_of_pages_does_not_change_a_bit() -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
+def test_place_of_pages_does_not_change_a_bit(kv_dtype: torch.dtype | None) -> None:
     outs = []
     for table in ([0, 1, 2, 3], [9, 3, 50, 7]):
         torch.manual_seed(2)
-        trial = Trial()
+        trial = Trial(kv_dtype=kv_dtype)
         sequence = trial.sequence(16, [table, table])
         outs.append([trial.step([(sequence, n)]) for n in (6, 9, 1)])
     for a, b in zip(*outs, strict=True):

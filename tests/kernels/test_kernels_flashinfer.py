@@ -32,7 +32,7 @@ from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup, FullAttention
 
-CPU = torch.device("cpu")
+CPU, F32 = torch.device("cpu"), torch.float32
 BLOCK = 16
 
 
@@ -80,17 +80,18 @@ def test_rows_with_a_past_are_counted(starts: list[int], lengths: list[int], wan
 class Trial:
     """FlashInfer's attention and Triton's, each with a pool of the same random pages."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype = F32) -> None:
         self.prefills = replace_kernels(monkeypatch)
         torch.manual_seed(0)
         self.made: list[FakePrefill] = []
         self.ragged: list[FakeRagged] = []
-        pools = [PagePool(GROUPS, 200, BLOCK, torch.float32, CPU) for _ in range(2)]
+        scales = [(1.0, 1.0)] * 5 if kv_dtype == F32 else [(0.3, 0.7), *[(2.0, 0.3)] * 4]
+        pools = [PagePool(GROUPS, 200, BLOCK, kv_dtype, CPU, scales) for _ in range(2)]
         for ours, theirs in zip(*(pool.keys + pool.values for pool in pools), strict=True):
-            theirs.copy_(ours.normal_())
+            theirs.copy_(ours.copy_(torch.randn(ours.shape)))
         self.tables = [torch.randperm(200)[:180].int().view(6, 30) for _ in GROUPS]
-        self.ours = FlashInferAttention(GROUPS, pools[0], self.tables, self._make)
-        self.theirs = TritonAttention(GROUPS, pools[1], self.tables)
+        self.ours = FlashInferAttention(GROUPS, pools[0], self.tables, self._make, F32)
+        self.theirs = TritonAttention(GROUPS, pools[1], self.tables, F32)
 
     def _make(self) -> Prefill:
         self.made.append(FakePrefill())
@@ -141,8 +142,8 @@ def test_chunks_go_to_flashinfer_and_decodes_do_not(monkeypatch: pytest.MonkeyPa
     assert planned.pages == torch.cat(rows).tolist()
     assert planned.numbers == (4, 2, 128, BLOCK)
     assert planned.options == {
-        "causal": True, "sm_scale": 0.1, "q_data_type": torch.float32,
-        "max_token_per_sequence": 200,
+        "causal": True, "sm_scale": 0.1, "q_data_type": F32, "kv_data_type": F32,
+        "max_token_per_sequence": 200, "disable_split_kv": True,
     }  # fmt: skip
     other = trial.made[3].planned
     assert other.numbers == (2, 2, 128, BLOCK) and other.options["sm_scale"] == 0.05
@@ -163,6 +164,27 @@ def test_rows_without_a_past_attend_to_their_own_keys(monkeypatch: pytest.Monkey
     trial.plan([1, 300], [17, 400], num_decodes=1)
     trial.agrees([0])
     assert trial.runs == [1, 3, 1, 1] and trial.ragged_runs == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_own_keys_are_read_as_pages_of_fp8_have_them(
+    monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """Whether a prompt comes at once or in chunks, attention sees the same numbers."""
+    trial = Trial(monkeypatch, torch.float8_e4m3fn)
+    trial.plan([1, 60, 200, 90], [17, 100, 200, 90], num_decodes=1)
+    for layer in (0, 3, 1):
+        q, k, v = (torch.randn(351, n, 128) for n in (SPECS[layer].num_heads, 2, 2))
+        if fused:
+            angles = torch.rand(351, 1, 64)
+            prologue = torch.rand(128), torch.rand(128), angles.cos(), angles.sin(), 1e-6
+            want = trial.theirs.attend_fused(q, k, v, layer, None, prologue)
+            got = trial.ours.attend_fused(q, k, v, layer, None, prologue)
+        else:
+            want = trial.theirs.attend(q, k, v, layer, None)
+            got = trial.ours.attend(q, k, v, layer, None)
+        torch.testing.assert_close(got, want)
+    assert trial.runs == trial.ragged_runs == [1, 2, 1, 1]
 
 
 def test_a_step_is_planned_when_its_attention_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,11 +265,13 @@ def test_builds_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folde
     (tmp_path / package / "__init__.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     name = flashinfer_builds.prefill_name(torch.bfloat16, 128)
-    assert name == (
+    common = (
         "batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_"
         "head_dim_qk_128_head_dim_vo_128_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False"
-        "_sm90"
     )
+    assert name == common + "_sm90"
+    fp8_name = flashinfer_builds.fp8_prefill_name(torch.bfloat16, 128)
+    assert fp8_name == common.replace("kv_bf16", "kv_e4m3")
     assert not flashinfer_builds.is_built(name)
     (tmp_path / folder / name).mkdir(parents=True)
     (tmp_path / folder / name / f"{name}.so").touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenspeed.kv.pool import PagePool, bytes_per_page
+from tokenspeed.kv.pool import KV_DTYPES, PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, FullAttention, cache_groups
 
 NARROW = FullAttention(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)
@@ -16,23 +16,35 @@ WIDE = FullAttention(num_heads=4, num_kv_heads=4, head_dim=16, scale=1.0)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV_DTYPES.values())
 def test_pages_by_layer_are_zero_and_writable(dtype: torch.dtype) -> None:
     pool = PagePool(cache_groups([NARROW, WIDE, NARROW]), 5, 16, dtype, CPU)
     shapes = [(6, 16, 2, 8), (6, 16, 4, 16), (6, 16, 2, 8)]
     assert pool.num_pages == pool.scratch_page == 5
     for tensors in (pool.keys, pool.values):
         assert [tuple(tensor.shape) for tensor in tensors] == shapes
-        assert all(t.dtype == dtype and t.is_contiguous() and not t.any() for t in tensors)
+        assert all(t.dtype == dtype and t.is_contiguous() for t in tensors)
+        assert not any(t.float().any() for t in tensors)
+    assert pool.k_scales == pool.v_scales == [1.0] * 3
     pool.keys[0].fill_(1.0)
-    assert not pool.keys[2].any() and not pool.values[0].any()
+    assert not pool.keys[2].float().any() and not pool.values[0].float().any()
 
 
-def test_bytes_of_a_page_are_what_the_pool_takes() -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES.values())
+def test_bytes_of_a_page_are_what_the_pool_takes(dtype: torch.dtype) -> None:
     groups = cache_groups([NARROW, WIDE, NARROW])
-    pool = PagePool(groups, 3, 16, torch.float16, CPU)
+    pool = PagePool(groups, 3, 16, dtype, CPU)
     held = sum(tensor.nbytes for tensor in (*pool.keys, *pool.values))
-    assert (3 + 1) * bytes_per_page(groups, 16, torch.float16) == held
+    assert (3 + 1) * bytes_per_page(groups, 16, dtype) == held
+
+
+def test_scales_are_of_every_layer() -> None:
+    groups = cache_groups([NARROW, WIDE])
+    scales = [(0.5, 2.0), (0.25, 4.0)]
+    pool = PagePool(groups, 3, 16, torch.float8_e4m3fn, CPU, scales)
+    assert (pool.k_scales, pool.v_scales) == ([0.5, 0.25], [2.0, 4.0])
+    with pytest.raises(AssertionError, match="scales of 1 of 2 layers"):
+        PagePool(groups, 3, 16, torch.float8_e4m3fn, CPU, scales[:1])
 
 
 def test_a_large_pool_costs_nothing_until_used() -> None:

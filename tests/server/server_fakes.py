@@ -86,6 +86,7 @@ class FakeClient:
             vocab_size=VOCAB_SIZE,
             num_pages=9,
             block_size=16,
+            kv_cache_dtype="fp8_e4m3",
             seconds=0,
         )
         self.progress: Loading | None = None

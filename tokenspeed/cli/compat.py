@@ -60,8 +60,8 @@ TABLE: Table = {
     "Memory": (
         same("--page-size --prefix-granularity", "--block-size", takes=_ONE),
         same("--disable-radix-cache --disable-prefix-caching", "--no-enable-prefix-caching"),
-        only("--kv-cache-dtype", "auto", "the cache has the model's dtype; auto"),
-        only("--kv-cache-quant-method", "none", "the cache has the model's dtype; none"),
+        only("--kv-cache-quant-method", "none", "one scale a layer; none, or --kv-cache-dtype fp8"),
+        never("--calculate-kv-scales", "no scales are measured; leave it out, they are 1"),
         only("--prefix-caching-hash-algo", "sha256 builtin", "prefixes are compared, not hashed"),
         refused("--num-gpu-blocks-override", "say it in tokens: --max-total-tokens"),
         refused("--kv-cache-memory-bytes", "say it in tokens: --max-total-tokens"),
@@ -232,6 +232,7 @@ PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     },
     ("attention_backend", "TRITON_ATTN"): ("triton", "the same kernels by our name"),
     ("attention_backend", "FLASHINFER"): ("flashinfer", "the same kernels by our name"),
+    ("kv_cache_dtype", "bf16"): ("bfloat16", "the same dtype by our name"),
     ("generation_config", "vllm"): ("none", "the model's generation_config.json is not read"),
     **{
         ("reasoning_parser", name): (ours, "the same format by our name")

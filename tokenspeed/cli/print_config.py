@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenspeed.cli.settings import Resolved
+from tokenspeed.draft import Resolution
 from tokenspeed.options import Option, options_of
-from tokenspeed.resolve import Resolution, levels
+from tokenspeed.resolve import levels
 
 _SETTLER = "tokenspeed.engine.settled"
 

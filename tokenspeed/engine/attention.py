@@ -9,12 +9,14 @@ import importlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.attention_flashinfer import HEAD_DIM, FlashInferAttention
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
-from tokenspeed.kernels.flashinfer_builds import is_built, prefill_name
+from tokenspeed.kernels.flashinfer_builds import fp8_prefill_name, is_built, prefill_name
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup
 from tokenspeed.log import logger
@@ -40,6 +42,7 @@ class PendingAttention:
     def __init__(self, model: ServedModel) -> None:
         option = "attention_backend"
         self._name = model.settings.compile.attention_backend
+        self._dtype = model.dtype
         self._is_asked_for = model.resolution.is_given(option)
         self._reason = model.resolution.reasons.get(option, "as asked")
         self._library: Future[Any] | None = None
@@ -59,7 +62,9 @@ class PendingAttention:
         name, reason = self._name, self._reason
         if self._library is not None:
             try:
-                attention: Attention = _flashinfer(self._library.result(), groups, pool, slots)
+                attention: Attention = _flashinfer(
+                    *(self._library.result(), groups, pool, slots, self._dtype)
+                )
             except (ImportError, OSError, RuntimeError) as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 if self._is_asked_for:
@@ -67,11 +72,11 @@ class PendingAttention:
                     raise ConfigError(f"{problem}; use triton") from error
                 logger.warning("flashinfer is left out, since it fails here: %s", lines[0])
                 name, reason = "triton", "flashinfer failed"
-                attention = TritonAttention(groups, pool, slots.device_tables)
+                attention = TritonAttention(groups, pool, slots.device_tables, self._dtype)
         elif name == "triton":
-            attention = TritonAttention(groups, pool, slots.device_tables)
+            attention = TritonAttention(groups, pool, slots.device_tables, self._dtype)
         else:
-            attention = TorchAttention(groups, pool)
+            attention = TorchAttention(groups, pool, self._dtype)
         logger.info("attention: %s (%s)", name, reason)
         return attention
 
@@ -82,12 +87,17 @@ def _import_flashinfer() -> Any:
 
 
 def _flashinfer(
-    library: Any, groups: list[CacheGroup], pool: PagePool, slots: Slots
+    library: Any, groups: list[CacheGroup], pool: PagePool, slots: Slots, dtype: torch.dtype
 ) -> FlashInferAttention:
-    device, name = pool.keys[0].device, prefill_name(pool.keys[0].dtype, HEAD_DIM)
-    if not is_built(name):
+    device, converts = pool.keys[0].device, pool.keys[0].dtype != dtype
+    names = [prefill_name(dtype, HEAD_DIM)]
+    if converts:
+        names.append(fp8_prefill_name(dtype, HEAD_DIM))
+    if not all(map(is_built, names)):
         logger.info("flashinfer compiles its prefill kernel, unless it did before: minutes")
+
+    def make() -> Any:
+        return library.make_prefill(device, converts=converts)
+
     with span("kernels.warmup"):
-        return FlashInferAttention(
-            groups, pool, slots.device_tables, lambda: library.make_prefill(device)
-        )
+        return FlashInferAttention(groups, pool, slots.device_tables, make, dtype)

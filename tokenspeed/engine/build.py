@@ -24,7 +24,7 @@ from tokenspeed.engine.sampler import compile_kernels
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.pool import PagePool
-from tokenspeed.kv.specs import CacheGroup, cache_groups
+from tokenspeed.kv.specs import CacheGroup, LayerScales, cache_groups
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
 from tokenspeed.spans import span
@@ -51,7 +51,7 @@ def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = Fal
         settings = model.settings
         attention = PendingAttention(model)
         with obtain_program(model, config) as pending:
-            module = _load(model, progress)
+            module, scales = _load(model, progress)
             groups = cache_groups(model.family.cache_specs(model.config))
             is_loading = pending.is_loading  # meanwhile Triton's folder is the program's
             if not is_loading:  # while the program is compiled, if it has to be
@@ -65,7 +65,9 @@ def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = Fal
         executable = Executable(obtained.program, module)
         with span("kv.build"):
             progress("kv", "")
-            pool = build_pool(model, executable, groups, config.model.max_model_len, progress)
+            pool = build_pool(
+                *(model, executable, groups, scales, config.model.max_model_len, progress)
+            )
         with span("executor.init"):
             return _join(
                 *(model, executable, attention, groups, pool),
@@ -91,7 +93,8 @@ def _compile_sampling(model: ServedModel) -> None:
             compile_kernels(model.config.vocab_size, model.dtype, model.device)
 
 
-def _load(model: ServedModel, progress: Progress) -> nn.Module:
+def _load(model: ServedModel, progress: Progress) -> tuple[nn.Module, LayerScales | None]:
+    """The model with its weights, and the scales that it has for a cache of fp8."""
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -113,7 +116,7 @@ def _load(model: ServedModel, progress: Progress) -> nn.Module:
                 progress=report,
             )
     logger.info("weights: %d MiB in %.1f s", loaded.bytes // _MIB, loaded.seconds)
-    return module
+    return module, loaded.kv_scales
 
 
 def _join(
@@ -169,14 +172,17 @@ def _join(
 def _ready(
     model: ServedModel, pool: PagePool, max_model_len: int, level: str, seconds: float
 ) -> Ready:
+    kv_dtype = model.settings.cache.kv_cache_dtype
     return Ready(
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
         num_pages=pool.num_pages,
         block_size=pool.block_size,
+        kv_cache_dtype=kv_dtype,
         seconds=seconds,
         summary=f"{model.source.name} on {model.device} in {model.dtype_name}, "
-        f"{level}, KV cache of {pool.num_pages * pool.block_size} tokens",
+        f"{level}, KV cache of {pool.num_pages * pool.block_size} tokens"
+        + (f" in {kv_dtype}" if kv_dtype != model.dtype_name else ""),
     )
 
 

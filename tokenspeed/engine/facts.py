@@ -7,7 +7,12 @@ import torch
 from tokenspeed.compile.cache import cache_root
 from tokenspeed.config import Config
 from tokenspeed.kernels.attention_flashinfer import DTYPES, HEAD_DIM, is_served
-from tokenspeed.kernels.flashinfer_builds import is_built, is_installed, prefill_name
+from tokenspeed.kernels.flashinfer_builds import (
+    fp8_prefill_name,
+    is_built,
+    is_installed,
+    prefill_name,
+)
 from tokenspeed.kernels.triton_jit import HAS_KERNELS
 from tokenspeed.models.family import DecoderConfig, Family
 from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
@@ -20,14 +25,16 @@ def machine_facts(config: Config) -> MachineFacts:
     has_cuda = config.model.device != "cpu" and torch.cuda.is_available()
     if not has_cuda:
         return MachineFacts(has_cuda=False, has_kernels=HAS_KERNELS, cache_root=root)
-    built = [_name(dtype) for dtype in DTYPES if is_built(prefill_name(dtype, HEAD_DIM))]
+    built = [each for each in DTYPES if is_built(prefill_name(each, HEAD_DIM))]
+    built_fp8 = [each for each in built if is_built(fp8_prefill_name(each, HEAD_DIM))]
     return MachineFacts(
         has_cuda=True,
         capability=torch.cuda.get_device_capability(),
         has_kernels=HAS_KERNELS,
         flashinfer=FlashInferFacts(
             is_installed=is_installed(),
-            built=built,
+            built=list(map(_name, built)),
+            built_fp8=list(map(_name, built_fp8)),
             dtypes=[_name(dtype) for dtype in DTYPES],
             head_dim=HEAD_DIM,
         ),

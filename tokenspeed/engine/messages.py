@@ -68,6 +68,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     vocab_size: int
     num_pages: int
     block_size: int
+    kv_cache_dtype: str
     seconds: float
     summary: str = ""
     """One line for the log: device, dtype, level, pool."""

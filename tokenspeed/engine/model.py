@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from tokenspeed.config import Config
+from tokenspeed.draft import Resolution
 from tokenspeed.engine.facts import machine_facts, model_facts
+from tokenspeed.kv.pool import KV_DTYPES
 from tokenspeed.loader import block_layout
 from tokenspeed.models import family_of
 from tokenspeed.models.blocks import pack
 from tokenspeed.models.family import DecoderConfig, Family
-from tokenspeed.resolve import Resolution, resolve
+from tokenspeed.resolve import resolve
 from tokenspeed.spans import span
 from tokenspeed.text.source import ModelSource, resolve_model
 
@@ -46,6 +48,11 @@ class ServedModel:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.settings.model.dtype)
         return dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the cache."""
+        return KV_DTYPES[self.settings.cache.kv_cache_dtype]
 
     @property
     def dtype_name(self) -> str:

@@ -16,7 +16,7 @@ from tokenspeed.engine.trial import Needs, try_out
 from tokenspeed.engine.worker import Worker
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.pool import PagePool, bytes_per_page
-from tokenspeed.kv.specs import CacheGroup
+from tokenspeed.kv.specs import CacheGroup, LayerScales
 from tokenspeed.log import logger
 
 _MIB = 1 << 20
@@ -27,15 +27,17 @@ def build_pool(
     model: ServedModel,
     executable: Executable,
     groups: list[CacheGroup],
+    scales: LayerScales | None,
     asked_model_len: int | None,
     progress: Progress,
 ) -> PagePool:
-    """The pool; it has to hold one request of the length that was asked for, if one was. Raises
-    ConfigError if it cannot.
+    """The pool; it has to hold one request of the length that was asked for, if one was. `scales`:
+    of each layer's keys and values in fp8, as the checkpoint has them. Raises ConfigError if it
+    cannot.
     """
     config, needs = model.settings, _needs(model, executable, groups, progress)
     block_size = config.cache.block_size
-    page_bytes = bytes_per_page(groups, block_size, model.dtype)
+    page_bytes = bytes_per_page(groups, block_size, model.kv_dtype)
     num_pages = count_pages(
         config.cache,
         page_bytes,
@@ -44,13 +46,29 @@ def build_pool(
         device=model.device,
         reserved=needs.total,
     )
-    pool = PagePool(groups, num_pages, block_size, model.dtype, model.device)
+    scales = _settle_scales(scales, config.cache.kv_cache_dtype)
+    pool = PagePool(groups, num_pages, block_size, model.kv_dtype, model.device, scales)
     how = "taken as it fills, at most" if model.device.type == "cpu" else "taken now"
     logger.info(
-        "kv cache: room for %d tokens in %d pages; memory is %s: %d MiB (--max-total-tokens)",
-        *(num_pages * block_size, num_pages, how, num_pages * page_bytes // _MIB),
+        "kv cache: room for %d tokens in %d pages of %s; memory is %s: %d MiB (--max-total-tokens)",
+        *(num_pages * block_size, num_pages, config.cache.kv_cache_dtype),
+        *(how, num_pages * page_bytes // _MIB),
     )
     return pool
+
+
+def _settle_scales(scales: LayerScales | None, cache_dtype: str) -> LayerScales | None:
+    """Those that the cache is written with: None where all are 1."""
+    if not cache_dtype.startswith("fp8"):
+        if scales is not None:
+            logger.info("the checkpoint's scales are for an fp8 cache: not used, all are 1")
+        return None
+    if scales is None:
+        logger.info("kv cache: the checkpoint has no scales for fp8: all are 1")
+        return None
+    every = [scale for pair in scales for scale in pair]
+    logger.info("kv cache: the checkpoint's scales, %.3g to %.3g", min(every), max(every))
+    return scales
 
 
 def _needs(
@@ -63,6 +81,7 @@ def _needs(
     needs = try_out(
         *(settings, executable, groups),
         dtype=model.dtype,
+        kv_dtype=model.kv_dtype,
         device=model.device,
         max_model_len=model.config.max_model_len,
         progress=progress,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tokenspeed.config import Config
+from tokenspeed.draft import Resolution
 from tokenspeed.engine.facts import machine_facts
 from tokenspeed.engine.model import resolve_served
-from tokenspeed.resolve import Resolution, resolve
+from tokenspeed.resolve import resolve
 from tokenspeed.text.errors import ModelError
 
 

@@ -56,6 +56,7 @@ def try_out(
     groups: list[CacheGroup],
     *,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
     progress: Progress,
@@ -64,12 +65,12 @@ def try_out(
     progress("memory", "a trial of the largest step")
     torch.cuda.empty_cache()
     before = _taken(device)
-    pool = PagePool(groups, 1, config.cache.block_size, dtype, device)
+    pool = PagePool(groups, 1, config.cache.block_size, kv_dtype, device)
     slots = Slots(
         *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
         scratch_page=pool.scratch_page,
     )
-    attention = TritonAttention(groups, pool, slots.device_tables)
+    attention = TritonAttention(groups, pool, slots.device_tables, dtype)
     if _lacks_kernels():
         progress("kernels", "compiled on all cores")
         with compiling_ahead():

@@ -6,6 +6,10 @@ fetches by large blocks (TMA); rows with a past read all of it from the pages, a
 slower. A step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a
 layer with a window or with sinks, and decodes take the Triton kernels.
 
+FlashAttention-3 reads pages of the queries' dtype alone. Those of float8_e4m3fn are read by
+FlashAttention-2; rows without a past still take the other, with their keys and values as a page
+would give them back.
+
 This file does not import FlashInfer, which takes seconds: `flashinfer_prefill.py` does.
 """
 
@@ -21,6 +25,7 @@ from torch import Tensor
 from tokenspeed.kernels.attention_step import AttentionSpec, AttentionStep, LayerGroup, Pages
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.paged_layer import PagedLayer
 
 HEAD_DIM = 128
 DTYPES = (torch.bfloat16, torch.float16)
@@ -65,11 +70,21 @@ class PagedPrefill(Protocol):
         causal: bool,
         sm_scale: float,
         q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
         seq_lens: Tensor,
         max_token_per_sequence: int,
+        disable_split_kv: bool,
     ) -> None: ...
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> object: ...
+    def run(
+        self,
+        q: Tensor,
+        paged_kv_cache: tuple[Tensor, Tensor],
+        *,
+        k_scale: float,
+        v_scale: float,
+        out: Tensor,
+    ) -> object: ...
 
 
 class Prefill(NamedTuple):
@@ -154,12 +169,22 @@ class GroupPrefill:
     planned while the device has yet to copy the plan of the one before.
     """
 
-    def __init__(self, index: int, spec: AttentionSpec, pages: Tensor, make: Callable[[], Prefill]):
-        """`pages` [num_pages, block_size, Hkv, D]: the keys of one of the layers."""
+    def __init__(
+        self,
+        index: int,
+        spec: AttentionSpec,
+        pages: Tensor,
+        make: Callable[[], Prefill],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`pages` [num_pages, block_size, Hkv, D]: the keys of one of the layers. `dtype`: of
+        queries, if it is not that of the pages.
+        """
         self._index = index
         self._spec = spec
         self._block_size = pages.shape[1]
-        self._device, self._dtype = pages.device, pages.dtype
+        self._device, self._dtype = pages.device, dtype or pages.dtype
+        self._kv_dtype = pages.dtype
         self._turns = itertools.cycle([_Turn(make(), pages.device) for _ in range(2)])
         self._planned: Prefill | None = None
         self._num_paged = 0
@@ -181,8 +206,10 @@ class GroupPrefill:
         prefill.plan(
             rows.query_starts, rows.page_starts, rows.pages, rows.last_page_lens,
             spec.num_heads, spec.num_kv_heads, spec.head_dim, self._block_size,
-            causal=True, sm_scale=spec.scale, q_data_type=self._dtype, seq_lens=rows.context_lens,
+            causal=True, sm_scale=spec.scale, q_data_type=self._dtype, kv_data_type=self._kv_dtype,
+            seq_lens=rows.context_lens,
             max_token_per_sequence=max(b - a for a, b in itertools.pairwise(step.query_starts)),
+            disable_split_kv=True,  # FlashAttention-2 would need room for partial results
         )  # fmt: skip
 
     def _plan_ragged(self, prefill: RaggedPrefill, starts: list[int]) -> None:
@@ -200,20 +227,23 @@ class GroupPrefill:
         self,
         queries: Tensor,
         new: tuple[Tensor, Tensor],
-        pages: tuple[Tensor, Tensor],
+        layer: PagedLayer,
         out: Tensor,
     ) -> None:
         """Attend with the planned rows' queries, all of `queries`, into `out`. `new`: keys and
-        values of the same tokens.
+        values of the same tokens, as pages would give them back.
         """
         assert self._planned is not None, "run before plan"
         n = self._num_paged
         if n:
-            self._planned.paged.run(queries[:n], pages, out=out[:n])
+            self._planned.paged.run(
+                queries[:n], (layer.keys, layer.values),
+                k_scale=layer.k_scale, v_scale=layer.v_scale, out=out[:n],
+            )  # fmt: skip
         if n < queries.shape[0]:
             self._planned.ragged.run(queries[n:], new[0][n:], new[1][n:], out=out[n:])
 
-    def warm_up(self, keys: Tensor, values: Tensor) -> None:
+    def warm_up(self, layer: PagedLayer) -> None:
         """Load the kernels, by queries of nothing to whatever is in page 0."""
         first = torch.zeros(2, dtype=torch.int64)
         self.plan(AttentionStep([0, 1, 2], [2, 1], [[first, first]] * (self._index + 1)))
@@ -221,7 +251,7 @@ class GroupPrefill:
             torch.zeros(2, heads, self._spec.head_dim, dtype=self._dtype, device=self._device)
             for heads in (self._spec.num_heads, self._spec.num_kv_heads)
         )
-        self.run(query, (key, key), (keys, values), torch.empty_like(query))
+        self.run(query, (key, key), layer, torch.empty_like(query))
 
 
 def _first_rows(step: AttentionStep, count: int) -> AttentionStep:
@@ -238,9 +268,10 @@ class FlashInferAttention(TritonAttention):
         pool: Pages,
         tables: Sequence[Tensor],
         make: Callable[[], Prefill],
+        dtype: torch.dtype | None = None,
     ) -> None:
         """`make` gives a wrapper; each belongs to one group. Kernels are loaded here."""
-        super().__init__(groups, pool, tables)
+        super().__init__(groups, pool, tables, dtype)
         self._prefills: list[GroupPrefill] = []
         self._prefill_of: dict[int, GroupPrefill] = {}
         self._host: AttentionStep | None = None
@@ -248,8 +279,8 @@ class FlashInferAttention(TritonAttention):
         for index, group in enumerate(groups):
             if is_served(group.spec):
                 first = group.layers[0]
-                prefill = GroupPrefill(index, group.spec, pool.keys[first], make)
-                prefill.warm_up(pool.keys[first], pool.values[first])
+                prefill = GroupPrefill(index, group.spec, pool.keys[first], make, self._dtype)
+                prefill.warm_up(self._layers[first])
                 self._prefills.append(prefill)
                 self._prefill_of |= dict.fromkeys(group.layers, prefill)
 
@@ -278,9 +309,8 @@ class FlashInferAttention(TritonAttention):
             return
         assert self._step is not None, "attention before plan_device"
         own = slice(self._step.num_decodes, self._step.num_tokens)
-        paged, (keys, values) = self._layers[layer], new
-        pages = paged.keys, paged.values
-        prefill.run(queries[own], (keys[own], values[own]), pages, out[own])
+        keys, values = new
+        prefill.run(queries[own], (keys[own], values[own]), self._layers[layer], out[own])
 
     def _prefill(self, layer: int, sinks: Tensor | None) -> GroupPrefill | None:
         """What serves the layer in this step, if FlashInfer does. The first to ask plans the step:

@@ -36,10 +36,14 @@ class LayerGroup(Protocol):
 
 
 class Pages(Protocol):
-    """The cache by layer: [num_pages, block_size, Hkv, D]."""
+    """The cache by layer: [num_pages, block_size, Hkv, D], and what its numbers are multiplied by
+    when they are read.
+    """
 
     keys: list[Tensor]
     values: list[Tensor]
+    k_scales: list[float]
+    v_scales: list[float]
     block_size: int
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tokenspeed.kernels.attend import Prologue, prologue_reference
 from tokenspeed.kernels.attention_step import AttentionStep, LayerGroup, Pages
+from tokenspeed.kernels.kv_dtype import raw, restored, stored
 
 _TILE = 256
 """Queries of a chunk with a past that are attended at once: bounds the mask to [256, S]."""
@@ -47,10 +48,13 @@ class TorchAttention:
     fuses_prologue: ClassVar[bool] = False
     """It can take a prologue along, as an oracle, but gains nothing by it."""
 
-    def __init__(self, groups: Sequence[LayerGroup], pool: Pages) -> None:
+    def __init__(
+        self, groups: Sequence[LayerGroup], pool: Pages, dtype: torch.dtype | None = None
+    ) -> None:
+        """`dtype`: of queries and results, if it is not that of the pages."""
         self._block_size = pool.block_size
-        self._keys, self._values = pool.keys, pool.values
-        self._device, self._dtype = pool.keys[0].device, pool.keys[0].dtype
+        self._pool = pool
+        self._device, self._dtype = pool.keys[0].device, dtype or pool.keys[0].dtype
         self._specs = [group.spec for group in groups]
         self._group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self._slots: list[Tensor] = []
@@ -82,10 +86,11 @@ class TorchAttention:
         """Write k and v [T, K, D] into the layer's pages, attend with q [T, H, D] -> [T, H, D]."""
         assert sinks is None, "the torch attention backend does not support sinks"
         group = self._group_of[layer]
-        scale, slots = self._specs[group].scale, self._slots[group]
-        keys, values = self._keys[layer], self._values[layer]
-        keys.flatten(0, 1).index_copy_(0, slots, k)
-        values.flatten(0, 1).index_copy_(0, slots, v)
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        k_scale, v_scale = self._pool.k_scales[layer], self._pool.v_scales[layer]
+        scale, slots = self._specs[group].scale * k_scale, self._slots[group]
+        k = _write(keys, slots, k, k_scale)
+        v = _write(values, slots, v, v_scale)
         queries = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])
         parts: list[Tensor] = []
         for row in self._rows[group]:
@@ -96,7 +101,8 @@ class TorchAttention:
                 parts.append(_attend_token(own, keys, values, row, scale))
             else:
                 parts += self._attend_chunk(own, keys, values, row, scale)
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
+        out = (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
+        return out if v_scale == 1.0 else out * v_scale
 
     def attend_fused(
         self,
@@ -115,7 +121,9 @@ class TorchAttention:
     ) -> list[Tensor]:
         """A chunk with a past, in tiles: each sees the keys up to its own last token."""
         num_heads, num_queries, tiles = queries.shape[2], queries.shape[0], []
-        cached_keys, cached_values = _cached(keys, row, num_heads), _cached(values, row, num_heads)
+        cached_keys, cached_values = (
+            _cached(pages, row, num_heads, queries.dtype) for pages in (keys, values)
+        )
         for begin in range(0, num_queries, _TILE):
             tile = queries[begin : begin + _TILE]
             seen = row.length - num_queries + begin + tile.shape[0]
@@ -153,6 +161,15 @@ class TorchAttention:
         self._mask = hidden.triu(length - _TILE + 1)
 
 
+def _write(pages: Tensor, slots: Tensor, new: Tensor, scale: float) -> Tensor:
+    """Write `new` keys or values [T, K, D]. What pages say of them, short of the scale: a row
+    without a past reads no more of its own than one that comes in chunks.
+    """
+    numbers = stored(new, scale, pages.dtype)
+    raw(pages).flatten(0, 1).index_copy_(0, slots, raw(numbers))
+    return restored(numbers, new.dtype)
+
+
 def _attend_whole(queries: Tensor, k: Tensor, v: Tensor, row: _Row, scale: float) -> Tensor:
     """A row without a past: its keys are the step's own. [m, K, H / K, D] -> the same."""
     shape = (-1, queries.shape[2], -1, -1)
@@ -164,19 +181,23 @@ def _attend_whole(queries: Tensor, k: Tensor, v: Tensor, row: _Row, scale: float
 
 def _attend_token(queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float) -> Tensor:
     """One token over its whole context. [1, K, H / K, D] -> the same."""
+    cached_keys, cached_values = (_cached(pages, row, 1, queries.dtype) for pages in (keys, values))
     return F.scaled_dot_product_attention(
-        queries.transpose(0, 1), _cached(keys, row, 1), _cached(values, row, 1), scale=scale
+        queries.transpose(0, 1), cached_keys, cached_values, scale=scale
     ).transpose(0, 1)
 
 
-def _cached(pages: Tensor, row: _Row, num_heads: int) -> Tensor:
-    """A row's cached keys or values as [K, num_heads, S, D], in place if its pages allow it.
-    (`as_strided`: one call instead of four, for each row of each layer.)
+def _cached(pages: Tensor, row: _Row, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """A row's cached keys or values as [K, num_heads, S, D] of `dtype`, in place if its pages allow
+    it. (`as_strided`: one call instead of four, for each row of each layer.)
     """
-    if row.pages is not None:
-        pages = pages.index_select(0, row.pages)
-    _, _, num_kv_heads, head_dim = pages.shape
+    first, (_, _, num_kv_heads, head_dim) = row.first, pages.shape
     step = num_kv_heads * head_dim
+    if row.pages is not None:
+        pages = raw(pages).index_select(0, row.pages).view(pages.dtype)
+    if pages.dtype != dtype:
+        pages = restored(pages.as_strided((row.length, step), (step, 1), first * step), dtype)
+        first = 0
     return pages.as_strided(
-        (num_kv_heads, num_heads, row.length, head_dim), (head_dim, 0, step, 1), row.first * step
+        (num_kv_heads, num_heads, row.length, head_dim), (head_dim, 0, step, 1), first * step
     )

@@ -27,8 +27,16 @@ class TritonAttention:
 
     fuses_prologue: ClassVar[bool] = True
 
-    def __init__(self, groups: Sequence[LayerGroup], pool: Pages, tables: Sequence[Tensor]) -> None:
-        """`tables[g]`: int32 [num_slots, max_pages], the page ids of group g's slots."""
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        pool: Pages,
+        tables: Sequence[Tensor],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`tables[g]`: int32 [num_slots, max_pages], the page ids of group g's slots. `dtype`: of
+        queries and results, if it is not that of the pages.
+        """
         assert len(tables) == len(groups), f"{len(tables)} tables of {len(groups)} cache groups"
         self._layers: dict[int, PagedLayer] = {}
         self._workspaces: dict[int, paged_decode.Workspace] = {}
@@ -37,7 +45,8 @@ class TritonAttention:
         self._chunks: DeviceStep | None = None
         self._results: Tensor | None = None
         widths = [group.spec.num_heads * group.spec.head_dim for group in groups]
-        self._result = pool.keys[0].new_empty(max(widths))
+        self._dtype = dtype or pool.keys[0].dtype
+        self._result = pool.keys[0].new_empty(max(widths), dtype=self._dtype)
         for group, table in zip(groups, tables, strict=True):
             spec = group.spec
             room = paged_decode.workspace_for(
@@ -46,7 +55,7 @@ class TritonAttention:
             for layer in group.layers:
                 self._layers[layer] = PagedLayer(
                     pool.keys[layer], pool.values[layer], table, spec.scale,
-                    getattr(spec, "window", 0),
+                    getattr(spec, "window", 0), pool.k_scales[layer], pool.v_scales[layer],
                 )  # fmt: skip
                 self._workspaces[layer] = room
 
@@ -96,17 +105,29 @@ class TritonAttention:
             room = self._workspaces[layer]
             paged_decode.launch(q, k, v, paged, self._decodes, room, sinks, prologue, out)
         if self._chunks is not None:
-            own = prologue is not None and self._attends_own_keys(layer, sinks)
-            keys = torch.empty(k.shape, dtype=k.dtype, device=k.device) if own else None
-            queries = kv_store.launch(q, k, v, paged, step, prologue, keys)
-            new = (k if keys is None else keys), v
+            keys, values = self._own(k, v, layer, sinks, prologue)
+            queries = kv_store.launch(q, k, v, paged, step, prologue, keys, values)
+            new = (k if keys is None else keys), (v if values is None else values)
             self._attend_chunks(queries, new, layer, self._chunks, sinks, out)
         if q.shape[0] > step.num_tokens:
             out[step.num_tokens :].zero_()
         return out
 
+    def _own(
+        self, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None, prologue: Prologue | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Room for the step's keys and values where they are read elsewhere than in the pages, as
+        far as they are others there than k and v.
+        """
+        if not self._attends_own_keys(layer, sinks):
+            return None, None
+        converts = self._layers[layer].converts(k.dtype)
+        keys = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        values = torch.empty(v.shape, dtype=v.dtype, device=v.device) if converts else None
+        return (keys if converts or prologue is not None else None), values
+
     def _attends_own_keys(self, layer: int, sinks: Tensor | None) -> bool:
-        """Does `_attend_chunks` read the step's keys elsewhere than in the pages?"""
+        """Does `_attend_chunks` read the step's keys and values elsewhere than in the pages?"""
         return False
 
     def _attend_chunks(

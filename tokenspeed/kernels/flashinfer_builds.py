@@ -30,11 +30,19 @@ def is_installed() -> bool:
 
 def prefill_name(dtype: torch.dtype, head_dim: int) -> str:
     """FlashInfer's name (0.6.11) of its FlashAttention-3 prefill: no window, no cap of logits."""
-    short = _NAMES[dtype]
+    return _prefill(_NAMES[dtype], _NAMES[dtype], head_dim) + "_sm90"
+
+
+def fp8_prefill_name(dtype: torch.dtype, head_dim: int) -> str:
+    """As `prefill_name`, of its FlashAttention-2 prefill over pages of float8_e4m3fn."""
+    return _prefill(_NAMES[dtype], "e4m3", head_dim)
+
+
+def _prefill(short: str, kv: str, head_dim: int) -> str:
     return (
-        f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{short}_dtype_o_{short}"
+        f"batch_prefill_with_kv_cache_dtype_q_{short}_dtype_kv_{kv}_dtype_o_{short}"
         f"_dtype_idx_i32_head_dim_qk_{head_dim}_head_dim_vo_{head_dim}_posenc_0_use_swa_False"
-        "_use_logits_cap_False_f16qk_False_sm90"
+        "_use_logits_cap_False_f16qk_False"
     )
 
 

@@ -1,5 +1,5 @@
-"""FlashInfer itself, 0.6.11: causal prefill by FlashAttention-3, of pages and of a step's own keys.
-Importing it takes seconds.
+"""FlashInfer itself, 0.6.11: causal prefill by FlashAttention-3, of pages and of a step's own keys;
+pages of another dtype than the queries by FlashAttention-2. Importing it takes seconds.
 
 The kernel is made for a dtype and a head size. Where no build of it comes with the package (as
 flashinfer-jit-cache does) or is kept, FlashInfer compiles it when it is first planned: for five
@@ -23,13 +23,16 @@ offer_kept(env)
 watch(JitSpec)
 
 
-def make_prefill(device: torch.device) -> Prefill:
+def make_prefill(device: torch.device, *, converts: bool) -> Prefill:
     """Wrappers for one cache group: layouts [pages, page size, heads, head size] and [tokens,
-    heads, head size].
+    heads, head size]. `converts`: pages have another dtype than queries.
     """
-    # FlashAttention-3 never splits a row's keys, which is what this workspace is for in others.
+    # For rows whose keys are split among programs: FlashAttention-3 never does that, and plans of
+    # the other forbid it.
     workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
     return Prefill(
-        paged=BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3"),
+        paged=BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", backend="fa2" if converts else "fa3"
+        ),
         ragged=BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3"),
     )

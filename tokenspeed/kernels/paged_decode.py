@@ -6,7 +6,8 @@ of a shorter context's programs those without a share leave at once. The last pr
 the others' partial results.
 
 The row's own token never comes from the cache: the first program starts its softmax with k and v in
-registers, and stores them for the steps to come. Shapes: q [B, Hq, D], k and v [B, Hkv, D].
+registers, rounded as they are stored, and stores them for the steps to come. Shapes: q [B, Hq, D],
+k and v [B, Hkv, D].
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tokenspeed.kernels import kv_store
 from tokenspeed.kernels.attend import Prologue
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kernels.head_prologue import operands_of, prepared_heads
+from tokenspeed.kernels.kv_dtype import limit_of, narrowed
 from tokenspeed.kernels.paged_layer import PagedLayer, assert_heads, paged_attention_reference
 from tokenspeed.kernels.paged_tiles import LOG2_E, finish, fold_tile, tile_tokens
 from tokenspeed.kernels.triton_jit import assert_rows, block_of, gdc, jit, launches_early, tl
@@ -83,13 +85,17 @@ def num_splits(num_pairs: int, max_context_len: int) -> int:
 @jit
 def _start_with_own_token(  # type: ignore[no-untyped-def]
     queries, total, acc, k, v, keys, values, pages, last, head, weight, cos, sin, eps, scale,
+    k_inverse, v_inverse,
     HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """The softmax over token `last` alone, whose k and v are stored in the row's last page."""
     one, d = tl.arange(0, 1), tl.arange(0, BLOCK)
     new_k = prepared_heads(k + one, one == 0, weight, cos, sin, eps, D, HALF, BLOCK, NORM, ROPE)
     new_v = tl.load(v + d, mask=d < D, other=0.0)[None, :]
+    if LIMIT > 0:
+        new_k = narrowed(new_k, k_inverse, keys, LIMIT)
+        new_v = narrowed(new_v, v_inverse, values, LIMIT)
     place = tl.load(pages + last // PAGE).to(tl.int64) * PAGE + last % PAGE
     place = (place * (HKV * D) + head * D + d)[None, :]
     tl.store(keys + place, new_k, mask=(d < D)[None, :])
@@ -155,12 +161,12 @@ def _combine(  # type: ignore[no-untyped-def]
 
 @jit
 def _write(  # type: ignore[no-untyped-def]
-    out, sinks, pair, head, top, total, acc, GROUP: tl.constexpr, D: tl.constexpr,
+    out, sinks, pair, head, top, total, acc, v_scale, GROUP: tl.constexpr, D: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
     """Write the result of a row and key head."""
     g, d = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
-    result = finish(top, total, acc, sinks, head * GROUP + g, g < GROUP, SINKS)
+    result = finish(top, total, acc, sinks, head * GROUP + g, g < GROUP, SINKS) * v_scale
     place = (pair * GROUP + g)[:, None] * D + d[None, :]
     mask = (g < GROUP)[:, None] & (d < D)[None, :]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=mask)
@@ -183,15 +189,16 @@ def _share(context_lens, row, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, MIN_S
 
 def _paged_decode_kernel(  # type: ignore[no-untyped-def]
     q, k, v, q_weight, k_weight, cos, sin, sinks, keys, values, table, slots, context_lens, out,
-    sums, stats, arrived,
-    q_token, q_head, k_token, k_head, v_token, v_head, cos_token, sin_token, table_slot, eps, scale,
-    GROUP: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
-    PAGE: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
-    MIN_SHARE: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    sums, stats, arrived, q_token, q_head, k_token, k_head, v_token, v_head, cos_token, sin_token,
+    table_slot, eps, scale, k_inverse, v_inverse, v_scale, GROUP: tl.constexpr, HKV: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr,
+    SINKS: tl.constexpr, WINDOW: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SHARE: tl.constexpr, SPLIT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, LIMIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The query heads of one key head of one row over a share of its context: program (key head,
-    row, split). `scale` is in units of log2, as all scores are.
+    row, split). `scale` is in units of log2, as all scores are, and holds that of cached keys.
+    LIMIT: of numbers in pages of another dtype (0: they are as k and v are).
     """
     head, row, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     pages = table + tl.load(slots + row).to(tl.int64) * table_slot
@@ -213,7 +220,8 @@ def _paged_decode_kernel(  # type: ignore[no-untyped-def]
         top, total, acc = _start_with_own_token(
             queries, total, acc, k + row * k_token + head * k_head,
             v + row * v_token + head * v_head, keys, values, pages, last, head,
-            k_weight, cos, sin, eps, scale, HKV, D, HALF, BLOCK, NORM, ROPE, PAGE,
+            k_weight, cos, sin, eps, scale, k_inverse, v_inverse, HKV, D, HALF, BLOCK, NORM, ROPE,
+            PAGE, LIMIT,
         )  # fmt: skip
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
@@ -221,15 +229,14 @@ def _paged_decode_kernel(  # type: ignore[no-untyped-def]
             queries, top, total, acc, keys, values, pages, n, head, n < end, (n < end)[None, :],
             scale, HKV, D, BLOCK, PAGE, False,
         )  # fmt: skip
-    pair = row * HKV + head
-    is_last = used == 1
+    pair, is_last = row * HKV + head, used == 1
     if SPLIT:
         if used > 1:
             is_last, top, total, acc = _combine(
                 sums, stats, arrived, pair, used, top, total, acc, GROUP, D, MAX_SPLITS
             )
     if is_last:
-        _write(out, sinks, pair, head, top, total, acc, GROUP, D, SINKS)
+        _write(out, sinks, pair, head, top, total, acc, v_scale, GROUP, D, SINKS)
 
 
 _kernel = jit(_paged_decode_kernel, varying=("slots", "context_lens"))
@@ -283,10 +290,11 @@ def launch(
         workspace.sums, workspace.stats, workspace.arrived,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         operands.cos_token, operands.sin_token, layer.table.stride(0), operands.eps,
-        layer.scale * LOG2_E,
+        layer.scale * layer.k_scale * LOG2_E, 1 / layer.k_scale, 1 / layer.v_scale, layer.v_scale,
         GROUP=group, HKV=num_kv_heads, D=size, SINKS=sinks is not None, WINDOW=layer.window,
         PAGE=layer.block_size, M=max(16, block_of(group)), BLOCK=block,
         MIN_SHARE=_MIN_SHARE, SPLIT=splits > 1, MAX_SPLITS=_MAX_SPLITS, EARLY=early,
+        LIMIT=limit_of(layer.keys.dtype) if layer.converts(k.dtype) else 0.0,
         **operands.flags, **_shape(q.dtype, block, num_pairs, splits), launch_pdl=early,
     )  # fmt: skip
     return out

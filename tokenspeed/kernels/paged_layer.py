@@ -14,7 +14,8 @@ from tokenspeed.kernels.device_step import DeviceStep
 class PagedLayer:
     """keys and values [num_pages, block_size, Hkv, D]; `table` int32 [num_slots, max_pages] names
     the pages of each slot. `scale` multiplies q.k; a token sees the last `window` tokens up to
-    itself, or all of them (0).
+    itself, or all of them (0). Pages of another dtype than q's hold keys divided by `k_scale`, and
+    values by `v_scale`.
     """
 
     keys: Tensor
@@ -22,6 +23,8 @@ class PagedLayer:
     table: Tensor
     scale: float
     window: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     def __post_init__(self) -> None:
         assert self.keys.shape == self.values.shape, f"{self.keys.shape} != {self.values.shape}"
@@ -29,10 +32,15 @@ class PagedLayer:
         assert self.block_size & (self.block_size - 1) == 0, f"pages of {self.block_size} tokens"
         assert self.table.dtype == torch.int32 and self.table.stride(-1) == 1, "table of int32 rows"
         assert self.window >= 0, f"a window of {self.window} tokens"
+        assert self.keys.dtype == self.values.dtype, f"{self.keys.dtype}, {self.values.dtype}"
 
     @property
     def block_size(self) -> int:
         return self.keys.shape[1]
+
+    def converts(self, dtype: torch.dtype) -> bool:
+        """Are numbers of `dtype` others in the pages?"""
+        return self.keys.dtype != dtype
 
 
 def assert_heads(
@@ -45,7 +53,7 @@ def assert_heads(
     )
     assert q.shape[2] == size and q.shape[1] % num_kv_heads == 0, f"{name}: q {q.shape}"
     assert q.shape[0] >= step.num_tokens, f"{name}: {q.shape[0]} of {step.num_tokens} tokens"
-    assert q.dtype == k.dtype == v.dtype == layer.keys.dtype, f"{name}: {q.dtype}, {k.dtype}"
+    assert q.dtype == k.dtype == v.dtype, f"{name}: {q.dtype}, {k.dtype}, {v.dtype}"
 
 
 def places_of(layer: PagedLayer, step: DeviceStep) -> Tensor:
@@ -69,8 +77,8 @@ def paged_attention_reference(
     ):
         pages = layer.table[slot, : -(-length // layer.block_size)].long()
         keys, values = (
-            x[pages].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
-            for x in (layer.keys, layer.values)
+            (x[pages].flatten(0, 1)[:length].float() * scale).repeat_interleave(group, dim=1)
+            for x, scale in ((layer.keys, layer.k_scale), (layer.values, layer.v_scale))
         )
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), keys) * layer.scale
         ago = (

@@ -69,7 +69,7 @@ def _attend_tile(  # type: ignore[no-untyped-def]
 
 def _paged_prefill_kernel(  # type: ignore[no-untyped-def]
     q, sinks, keys, values, table, slots, query_starts, context_lens, out, num_rows,
-    q_token, q_head, table_slot, scale,
+    q_token, q_head, table_slot, scale, v_scale,
     GROUP: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr,
     WINDOW: tl.constexpr, PAGE: tl.constexpr, TOKENS: tl.constexpr, M: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
@@ -102,7 +102,7 @@ def _paged_prefill_kernel(  # type: ignore[no-untyped-def]
         queries, past + token, first, tl.minimum(first + TOKENS, length),
         keys, values, pages, head, scale, HKV, D, WINDOW, PAGE, BLOCK_N,
     )  # fmt: skip
-    result = finish(top, total, acc, sinks, heads, is_query, SINKS)
+    result = finish(top, total, acc, sinks, heads, is_query, SINKS) * v_scale
     place = (token.to(tl.int64) * (HKV * GROUP) + heads) * D
     tl.store(out + place[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mask)
 
@@ -150,7 +150,7 @@ def launch(
     _kernel[(num_kv_heads * tiles,)](
         q, q if sinks is None else sinks, layer.keys, layer.values, layer.table, step.slots,
         step.query_starts, step.context_lens, out, step.num_rows,
-        *q.stride()[:2], layer.table.stride(0), layer.scale * LOG2_E,
+        *q.stride()[:2], layer.table.stride(0), layer.scale * layer.k_scale * LOG2_E, layer.v_scale,
         GROUP=group, HKV=num_kv_heads, D=size, SINKS=sinks is not None, WINDOW=layer.window,
         PAGE=layer.block_size, BLOCK=block, EARLY=early, **shape, launch_pdl=early,
     )  # fmt: skip

@@ -25,7 +25,7 @@ def fold_tile(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Fold tokens n [N] of the sequence whose page ids `pages` points to, as far as they are
     `there` [N], into the softmax of queries [M, BLOCK] that see them by `seen` [M or 1, N]. WHOLE:
-    all are there and seen.
+    all are there and seen. Pages may be of another dtype: products are of that of the queries.
     """
     d = tl.arange(0, BLOCK)
     if WHOLE:
@@ -38,6 +38,7 @@ def fold_tile(  # type: ignore[no-untyped-def]
         tile = tl.load(keys + place)
     else:
         tile = tl.load(keys + place, mask=there[:, None] & (d < D)[None, :], other=0.0)
+    tile = tile.to(queries.dtype)
     scores = tl.dot(queries, tl.trans(tile), input_precision="ieee") * scale
     if not WHOLE:
         scores = tl.where(seen, scores, -1e30)
@@ -49,6 +50,7 @@ def fold_tile(  # type: ignore[no-untyped-def]
         tile = tl.load(values + place)
     else:
         tile = tl.load(values + place, mask=there[:, None] & (d < D)[None, :], other=0.0)
+    tile = tile.to(queries.dtype)
     acc = tl.dot(weights.to(tile.dtype), tile, acc * shrink[:, None], input_precision="ieee")
     return new_top, total, acc
 

@@ -23,6 +23,9 @@ class FullAttention:
 
 CacheSpec = FullAttention
 
+LayerScales = list[tuple[float, float]]
+"""By layer: what keys, and values, of a cache in another dtype are multiplied by when read."""
+
 
 @dataclass(frozen=True)
 class CacheGroup:

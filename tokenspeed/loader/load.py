@@ -7,14 +7,16 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tokenspeed.kernels.block_formats import row_size
+from tokenspeed.kv.specs import LayerScales
 from tokenspeed.loader.dummy import DummyWeights
 from tokenspeed.loader.gguf import GgufFile
+from tokenspeed.loader.kv_scales import is_kv_scale, read_kv_scales
 from tokenspeed.loader.safetensors import SafetensorsFolder
 from tokenspeed.loader.slots import WeightTable, slot_formats, weight_slots
 from tokenspeed.text.errors import ModelError
@@ -34,11 +36,14 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What was read: bytes as stored, and wall-clock seconds."""
+    """What was read: bytes as stored, and wall-clock seconds. `kv_scales`: by layer, of keys and
+    values in a cache of fp8, if the checkpoint has some.
+    """
 
     num_tensors: int
     bytes: int
     seconds: float
+    kv_scales: LayerScales | None = None
 
 
 def load_weights(
@@ -61,6 +66,7 @@ def load_weights(
     formats = slot_formats(model, weights)
     stored = open_weights(source, slots, formats, load_format, seed)
     check_fit(stored.shapes, _shapes(slots, formats), source.name)
+    scales = read_kv_scales(stored.shapes, stored.read, slots, source.name)
     names = [name for name in stored.shapes if name in slots]
     total = sum(stored.num_bytes(name) for name in names)
     done = 0
@@ -72,7 +78,7 @@ def load_weights(
                 progress(done, total)
     _give_back_memory()
     seconds = time.perf_counter() - began
-    return LoadReport(num_tensors=len(names), bytes=total, seconds=seconds)
+    return LoadReport(num_tensors=len(names), bytes=total, seconds=seconds, kv_scales=scales)
 
 
 def _give_back_memory() -> None:
@@ -98,10 +104,18 @@ def open_weights(
         raise ModelError(f"--load-format {load_format} does not fit {source.path}: it is {stored}")
     if stored == "gguf":
         return GgufFile(source.path, formats)
-    if (quantization := source.config.get("quantization_config")) is not None:
+    quantization = source.config.get("quantization_config")
+    if quantization is not None and not _leaves_weights(quantization):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelError(f"{source.name}: weights quantised with {method!r} cannot be loaded")
     return SafetensorsFolder(source.path)
+
+
+def _leaves_weights(quantization: Any) -> bool:
+    """Is the cache all that it quantises?"""
+    if not isinstance(quantization, dict) or quantization.get("config_groups") != {}:
+        return False
+    return quantization.get("quant_method") == "compressed-tensors"
 
 
 def _shapes(slots: Mapping[str, Tensor], formats: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
@@ -136,8 +150,14 @@ def check_fit(
 
 
 def _is_ignorable(name: str, tied: bool) -> bool:
-    """Stored by older writers, and known to us from the config: rope tables, a tied head's copy."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    """Stored by older writers, and known to us from the config: rope tables, a tied head's copy.
+    Or no weights: scales of the cache.
+    """
+    return (
+        is_kv_scale(name)
+        or name.endswith(".rotary_emb.inv_freq")
+        or (tied and name == "lm_head.weight")
+    )
 
 
 def _some(names: list[str], limit: int = 5) -> str:

@@ -71,6 +71,7 @@ class EngineCollector:
                 model_name=self._model_name,
                 block_size=str(ready.block_size),
                 num_gpu_blocks=str(ready.num_pages),
+                cache_dtype=ready.kv_cache_dtype,
                 enable_prefix_caching=str(self._cache.enable_prefix_caching),
             )
 

@@ -136,6 +136,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     num_pages: int
     block_size: int
+    kv_cache_dtype: str
     engine: str
     settings: dict[str, dict[str, Any]]
 
@@ -154,6 +155,7 @@ async def server_info(state: ServerState, scope: Scope, send: Send) -> None:
         vocab_size=ready.vocab_size,
         num_pages=ready.num_pages,
         block_size=ready.block_size,
+        kv_cache_dtype=ready.kv_cache_dtype,
         engine=ready.summary,
         settings=settings,
     )
