@@ -216,6 +216,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
 
 
+def job_of(request_id: str) -> str:
+    """The job, by whose id a client knows it, that a request is a sample of: "job-0"."""
+    return request_id.rpartition("-")[0]
+
+
 def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:
     """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context."""
     room = max_model_len - num_prompt

@@ -13,7 +13,7 @@ from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
 
 from tokenspeed.engine.attached import AttachedClient, EngineDead
 from tokenspeed.engine.client import EngineClient
-from tokenspeed.engine.messages import Stats
+from tokenspeed.engine.messages import Abort, Stats
 from tokenspeed.request import (
     GenerateRequest,
     InvalidRequest,
@@ -143,3 +143,53 @@ async def test_another_client_sees_its_own_and_may_vanish(client: EngineClient) 
     await until(lambda: is_idle(client))
     with pytest.raises(EngineDead, match="left"):
         await anext(deltas)
+
+
+async def test_commands_reach_what_other_clients_sent(client: EngineClient) -> None:
+    """Everyone is told of a pause before its answer; one job or all are ended, whoever asks, but
+    nobody withdraws what is another's.
+    """
+    other = AttachedClient()
+    other.attach(client.address)
+    await other.wait_ready()
+    specs = [
+        request(f"{job}-{sample}", [5, 6], max_tokens=200, ignore_eos=True)
+        for job in ("one", "two")
+        for sample in range(2)
+    ]
+    streams = [generate(other, spec) for spec in specs]
+    for stream in streams:
+        await anext(stream)
+    await client.commands.ask("pause")
+    assert client.stats.is_paused
+    await until(lambda: other.stats.is_paused)
+    client._send(Abort(["one-0", "one-1"]))
+    assert (await client.commands.ask("abort", "none")).num_jobs == 0
+    assert (await client.commands.ask("tell")).num_jobs == client.stats.num_waiting == 0
+    assert client.stats.num_running == 4
+    assert (await client.commands.ask("abort", "one")).num_jobs == 1
+    assert client.stats.num_running == 2
+    assert (await client.commands.ask("abort")).num_jobs == 1
+    for stream in streams:
+        assert [delta async for delta in stream][-1].finish_reason == "abort"
+    await other.commands.ask("continue")
+    await until(lambda: not client.stats.is_paused)
+    await other.close()
+    assert (await gather(client, request("after", [5, 6]))).error is None
+
+
+async def test_a_client_that_vanishes_is_noticed_while_nothing_runs(client: EngineClient) -> None:
+    other = AttachedClient()
+    other.attach(client.address)
+    deltas = generate(other, request("mine", [5, 6], max_tokens=200, ignore_eos=True))
+    await anext(deltas)
+    await client.commands.ask("pause")
+    await other.close()
+    async with asyncio.timeout(10):
+        while client.stats.num_running:
+            await client.commands.ask("tell")
+    assert client.stats.kv_usage == 0
+    await client.commands.ask("continue")
+    with pytest.raises(EngineDead, match="left"):
+        async for _ in deltas:
+            pass

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import msgspec
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -18,6 +19,7 @@ from tokenspeed.engine.messages import Action, Done, Loading, Ready, Stats
 from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.app import create_app
+from tokenspeed.server.sharing import Shared
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.text_side import TextSide
@@ -56,18 +58,24 @@ VOCAB_SIZE = TOKENIZER.vocab_size
 
 
 class FakeCommands:
-    """Carries commands out as the scripted engine would: held, its requests get no token."""
+    """Carries commands out as the scripted engine would: held, its requests get no token. It has
+    `num_foreign` jobs of other processes, which an abort finds.
+    """
 
-    def __init__(self, gate: asyncio.Event) -> None:
-        self.gate = gate
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
         self.asked: list[Action] = []
+        self.num_foreign = 0
 
-    async def ask(self, action: Action) -> Done:
+    async def ask(self, action: Action, job_id: str | None = None) -> Done:
         self.asked.append(action)
-        if action == "pause":
-            self.gate.clear()
-        elif action == "continue":
-            self.gate.set()
+        client = self._client
+        if action in ("pause", "continue"):
+            (client.gate.clear if action == "pause" else client.gate.set)()
+            client.stats = msgspec.structs.replace(client.stats, is_paused=action == "pause")
+            client.stats_at = time.monotonic()
+        if action == "abort":
+            return Done(0, num_jobs=self.num_foreign)
         return Done(0, 7 if action == "flush_cache" else 0)
 
 
@@ -100,7 +108,7 @@ class FakeClient:
         self.chunk, self.pause_s, self.die_after = 1, 0.0, -1
         self.gate = asyncio.Event()
         self.gate.set()
-        self.commands = FakeCommands(self.gate)
+        self.commands = FakeCommands(self)
         self.running: set[str] = set()
         self.readers: dict[str, asyncio.Task[None]] = {}
         self.aborted: list[str] = []
@@ -201,10 +209,11 @@ def make_state(
     template: str = CHATML,
     tool_template: str | None = None,
     model_type: str = "",
+    shared: Shared | None = None,
     **options: Any,
 ) -> Any:
     config: Config = make_config({"served_model_name": ("m", "alias"), **options})
-    state = ServerState(config, client)  # type: ignore[arg-type]
+    state = ServerState(config, client, shared)  # type: ignore[arg-type]
     special = tokenizer.special_tokens if tokenizer else {}
     chat = ChatTemplate(template if tokenizer else None, special)
     with_tools = ChatTemplate(tool_template, special) if tool_template else None
@@ -234,8 +243,8 @@ class Asker:
 
     async def check_alive(self) -> None:
         """A normal request works and nothing is left of those before."""
-        assert not self.engine.running and not self.state.open and not self.state.num_samples
-        assert not self.state.num_prompt_tokens
+        assert not self.engine.running and not self.state.open
+        assert self.state.shared.queue.own == (0, 0)
         assert self.state.idle.is_set()
         self.engine.answers = {}
         answer = await self.completion(max_tokens=100)

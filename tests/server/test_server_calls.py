@@ -96,8 +96,9 @@ async def test_the_operator_flushes_pauses_and_aborts() -> None:
     (ended,) = (await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))[0]
     assert refused(ended.result(), 503)["code"] == "aborted"
     assert ended.result().headers["x-should-retry"] == "false"
+    client.commands.num_foreign = 3
     answer = (await ask.http.post("/abort_request", json={"abort_all": True})).json()
-    assert answer == {"num_requests": 2}
+    assert answer == {"num_requests": 2 + 3}
     assert events(await streaming)[-1]["error"]["code"] == "aborted"
     await asyncio.gather(*waiting)
 
@@ -106,7 +107,8 @@ async def test_the_operator_flushes_pauses_and_aborts() -> None:
         await asyncio.sleep(0.01)
     assert (await ask.http.post("/continue_generation")).json() == {"is_paused": False}
     assert (await late).json()["choices"][0]["text"] == client.answer
-    assert client.commands.asked == ["flush_cache", "pause", "continue"]
+    aborts = ["abort"] * 3
+    assert client.commands.asked == ["flush_cache", "pause", *aborts, "continue"]
     assert (await ask.http.get("/ready")).status_code == 200
     await ask.check_alive()
     await ask.http.aclose()

@@ -206,11 +206,11 @@ async def test_full_queue_and_oversized_requests() -> None:
     client = FakeClient()
     ask = Asker(client, make_state(client, max_num_seqs=2, max_queued_requests=2))
     assert refused(await ask.completion(n=5))["param"] == "n"
-    ask.state.num_samples = 3
+    ask.state.shared.queue.occupy(3, 0)
     answer = await ask.completion(n=2)
     assert refused(answer, 429)["code"] == "rate_limit_exceeded" and "retry-after" in answer.headers
     assert (await ask.completion(n=1)).status_code == 200
-    ask.state.num_samples = 0
+    ask.state.shared.queue.occupy(-3, 0)
     await ask.check_alive()
 
 

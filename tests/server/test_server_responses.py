@@ -181,7 +181,7 @@ async def test_a_response_is_kept_and_gone_on_from() -> None:
 async def test_what_is_not_to_be_kept_is_not() -> None:
     async with asking() as ask:
         answer = (await respond(ask, store=False)).json()
-        assert answer["store"] is False and len(ask.state.responses) == 0
+        assert answer["store"] is False and len(ask.state.shared.responses) == 0
     async with asking(response_store_bytes=0) as ask:
         assert refused(await respond(ask, store=True))["param"] == "store"
         assert (await respond(ask)).json()["store"] is False
@@ -190,21 +190,23 @@ async def test_what_is_not_to_be_kept_is_not() -> None:
         assert (await respond(ask)).json()["store"] is True
 
 
-def test_the_store_is_bounded_in_bytes_and_time() -> None:
+async def test_the_store_is_bounded_in_bytes_and_time() -> None:
     now = 0.0
     store = ResponseStore(3 * (100 + ENTRY_OVERHEAD), 10.0, lambda: now)
     for name in "abcd":
-        assert store.put(name, b"x" * 50, b"y" * 50)
+        assert await store.put(name, b"x" * 50, b"y" * 50)
         now += 1
-    assert [store.get(name) is not None for name in "abcd"] == [False, True, True, True]
+    assert [await store.get(name) is not None for name in "abcd"] == [False, True, True, True]
     assert store.num_bytes == 3 * (100 + ENTRY_OVERHEAD)
-    assert not store.put("e", b"x" * 3000, b"") and len(store) == 3
-    assert store.put("b", b"", b"") and store.get("b").answer == b""  # type: ignore[union-attr]
+    assert not await store.put("e", b"x" * 3000, b"") and len(store) == 3
+    assert await store.put("b", b"", b"") and (await store.get("b")).answer == b""  # type: ignore[union-attr]
     now = 12.5
-    assert store.get("c") is None and not store.delete("c")
-    assert store.get("d") is not None and store.delete("d") and not store.delete("d")
+    assert await store.get("c") is None and not await store.delete("c")
+    assert (
+        await store.get("d") is not None and await store.delete("d") and not await store.delete("d")
+    )
     now = 99.0
-    assert store.get("b") is None and store.num_bytes == 0 and len(store) == 0
+    assert await store.get("b") is None and store.num_bytes == 0 and len(store) == 0
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -256,7 +258,7 @@ async def test_a_failed_stream_ends_with_a_failed_response(ask: Asker) -> None:
     response = events[-1]["response"]
     assert (response["status"], response["error"]["code"]) == ("failed", "engine_dead")
     assert response["output"][0]["content"][0]["text"] == "Hel"
-    assert len(ask.state.responses) == 0
+    assert len(ask.state.shared.responses) == 0
     ask.engine.state, ask.engine.die_after = "ready", -1
 
 
@@ -327,6 +329,6 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
         await asyncio.sleep(0.01)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert len(client.aborted) == 1 and len(ask.state.responses) == 0
+    assert len(client.aborted) == 1 and len(ask.state.shared.responses) == 0
     await ask.check_alive()
     await ask.http.aclose()

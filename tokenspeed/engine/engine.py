@@ -109,6 +109,7 @@ class Engine:
             num_waiting=num_waiting,
             jit=ledger.totals(),
             graphs_to_come=0 if self._spare_work is None else self._spare_work.num_later,
+            is_paused=self._is_paused,
         )
 
     @property

@@ -14,7 +14,8 @@ LINGER_MS = 2_000
 
 
 class EngineLink:
-    """Not thread-safe. `clients` are the identities of those who attached.
+    """Not thread-safe. `clients` are the identities of those who attached and, as far as is known,
+    are still there.
 
     Queues have no limit of their own: a client reads its socket all the time and keeps no more than
     its open requests can hold, and a dropped delta would corrupt a stream.
@@ -22,6 +23,7 @@ class EngineLink:
 
     def __init__(self, address: str) -> None:
         self.clients: list[bytes] = []
+        self._gone: set[bytes] = set()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.SNDHWM, 0)
@@ -61,9 +63,16 @@ class EngineLink:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.clients.remove(client)
+            if client in self.clients:
+                self.clients.remove(client)
+                self._gone.add(client)
             return False
         return True
+
+    def take_gone(self) -> set[bytes]:
+        """Clients that were found to be gone since the last call."""
+        gone, self._gone = self._gone, set()
+        return gone
 
     def announce(self, message: FromEngine) -> None:
         """Send to everyone, and to whoever attaches later until there is other news."""

@@ -38,16 +38,18 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     request_ids: list[str]
 
 
-Action = Literal["flush_cache", "pause", "continue"]
+Action = Literal["flush_cache", "pause", "continue", "abort", "tell"]
 
 
 class Command(msgspec.Struct, tag="command", frozen=True):
     """What whoever runs the server tells the engine to do now; answered by `Done` with the same
-    number.
+    number, after every client has been told of the new figures. `abort` ends the requests of one
+    job, or all, whoever sent them; `tell` does nothing more.
     """
 
     number: int
     action: Action
+    job_id: str | None = None
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
@@ -110,6 +112,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """All compiles so far, those of the start included."""
     graphs_to_come: int = 0
     """CUDA graphs that are still to be recorded, when nobody waits."""
+    is_paused: bool = False
+    """No step is launched until whoever runs the server says so."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
@@ -120,10 +124,11 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """A command has been carried out. `num_pages` were freed by it."""
+    """A command has been carried out: it freed `num_pages`, and ended `num_jobs`."""
 
     number: int
     num_pages: int = 0
+    num_jobs: int = 0
 
 
 ToEngine = Attach | Submit | Abort | Command | Shutdown

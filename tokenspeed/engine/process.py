@@ -38,7 +38,7 @@ from tokenspeed.engine.messages import (
 )
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError
-from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta
+from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta, job_of
 from tokenspeed.spans import process_import, span
 from tokenspeed.text.errors import ModelError
 
@@ -82,9 +82,12 @@ class Server:
 
     def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Abort):
-            self._post(self._engine.abort(message.request_ids))
+            own = [id for id in message.request_ids if self._owners.get(id) == client]
+            self._post(self._engine.abort(own))
         elif isinstance(message, Command):
-            self._link.send(client, self._command(message))
+            done = self._command(message)
+            self._send()  # first: whoever has the answer finds its effect
+            self._link.send(client, done)
         elif isinstance(message, Submit):
             request_id = message.request.id
             error = "its id is in use" if request_id in self._owners else self._add(message)
@@ -102,9 +105,18 @@ class Server:
             engine.pause()
         elif message.action == "continue":
             engine.resume()
-        else:
-            return Done(message.number, engine.flush_cache())
+        elif message.action == "flush_cache":
+            return Done(message.number, num_pages=engine.flush_cache())
+        elif message.action == "abort":
+            return Done(message.number, num_jobs=self._abort_job(message.job_id))
         return Done(message.number)
+
+    def _abort_job(self, job_id: str | None) -> int:
+        """End the requests of one job, or all; how many jobs had some."""
+        jobs = {id: job_of(id) for id in self._owners}
+        ids = [id for id, job in jobs.items() if job_id in (None, job)]
+        self._post(self._engine.abort(ids))
+        return len({jobs[id] for id in ids})
 
     def _add(self, message: Submit) -> str | None:
         """Queue a request; the reason if it cannot be."""
@@ -129,13 +141,10 @@ class Server:
     def _send(self) -> None:
         """One message to every client. Requests of a client that is gone are aborted."""
         outbox, self._outbox = self._outbox, {}
-        stats, clients = self._engine.stats, tuple(self._link.clients)
-        gone = {
-            client
-            for client in clients
-            if not self._link.send(client, StepOutputs(outbox.get(client, []), stats))
-        }
-        if gone:
+        stats = self._engine.stats
+        for client in tuple(self._link.clients):
+            self._link.send(client, StepOutputs(outbox.get(client, []), stats))
+        if gone := self._link.take_gone():
             lost = [key for key, owner in self._owners.items() if owner in gone]
             logger.warning("a client is gone; aborting its %d requests", len(lost))
             self._engine.abort(lost)

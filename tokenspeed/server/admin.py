@@ -60,26 +60,20 @@ async def flush_cache(state: ServerState, request: Nothing) -> Flushed:
 async def abort_request(state: ServerState, request: AbortRequest) -> Aborted:
     """End requests: they are answered with an error, or their streams end with one."""
     _require_keys(state)
-    error = APIError(
-        503,
-        "The request was ended by whoever runs the server.",
-        code="aborted",
-        headers={"x-should-retry": "false"},
-    )
-    return Aborted(state.abort(None if request.abort_all else request.rid, error))
+    return Aborted(await state.abort(None if request.abort_all else request.rid))
 
 
 async def pause(state: ServerState, request: Nothing) -> Held:
     """Stop between two steps: requests keep their place, and new ones wait."""
     _require_keys(state)
-    await state.pause(True)
+    await state.client.commands.ask("pause")
     return Held(True)
 
 
 async def go_on(state: ServerState, request: Nothing) -> Held:
     """Go on after a pause."""
     _require_keys(state)
-    await state.pause(False)
+    await state.client.commands.ask("continue")
     return Held(False)
 
 

@@ -152,6 +152,12 @@ def engine_failed(message: str) -> APIError:
     return APIError(500, message, code="engine_dead", headers={"x-should-retry": "false"})
 
 
+def ended_by_operator() -> APIError:
+    """Whoever runs the server wanted it so: clients are told not to send it again by themselves."""
+    message = "The request was ended by whoever runs the server."
+    return APIError(503, message, code="aborted", headers={"x-should-retry": "false"})
+
+
 def as_api_error(error: Exception, what: str) -> APIError:
     """What a client is shown of `error`. An unforeseen one is shown without its text, and logged
     as the failure of `what`.

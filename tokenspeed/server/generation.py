@@ -14,8 +14,8 @@ from itertools import chain
 from types import TracebackType
 
 from tokenspeed.engine.deltas import joined
-from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta
-from tokenspeed.server.errors import APIError
+from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, job_of
+from tokenspeed.server.errors import APIError, ended_by_operator
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.output import OutputText, Sample, TextDelta
@@ -104,7 +104,7 @@ class Generation:
     @property
     def job_id(self) -> str:
         """By which the client knows its request."""
-        return self._samples[0].request.id.rpartition("-")[0]
+        return job_of(self._samples[0].request.id)
 
     @property
     def is_done(self) -> bool:
@@ -222,8 +222,8 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 
 def _raise_failure(delta: RequestDelta) -> None:
-    """One request failed in an engine that goes on."""
+    """One request failed in an engine that goes on, or was ended there."""
     if delta.finish_reason is FinishReason.ERROR:
         raise APIError(500, f"The engine could not finish the request: {delta.error or 'unknown'}")
     if delta.finish_reason is FinishReason.ABORT:
-        raise APIError(500, "The request was aborted in the engine.", code="aborted")
+        raise ended_by_operator()

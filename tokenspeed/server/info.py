@@ -92,7 +92,10 @@ async def model(state: ServerState, scope: Scope, send: Send) -> None:
 def _card(state: ServerState, name: str) -> ModelCard:
     ready, _ = state.require_ready()
     return ModelCard(
-        id=name, created=state.created, root=state.names[0], max_model_len=ready.max_model_len
+        id=name,
+        created=state.shared.created,
+        root=state.names[0],
+        max_model_len=ready.max_model_len,
     )
 
 
@@ -165,12 +168,12 @@ async def server_info(state: ServerState, scope: Scope, send: Send) -> None:
 async def response(state: ServerState, scope: Scope, send: Send) -> None:
     if b"stream=true" in scope["query_string"].lower():
         raise unsupported("stream", "a response that has ended is given whole")
-    await send_json(send, responses.stored(state, scope["path_params"]["id"]))
+    await send_json(send, await responses.stored(state, scope["path_params"]["id"]))
 
 
 async def delete_response(state: ServerState, scope: Scope, send: Send) -> None:
     id = scope["path_params"]["id"]
-    responses.delete(state, id)
+    await responses.delete(state, id)
     await send_json(send, msgspec.json.encode(DeletedResponse(id)))
 
 

@@ -55,7 +55,11 @@ async def drain(state: ServerState, signals: Signals) -> None:
     """Let running requests end until the deadline or a second signal; then end them with an error
     event. In a paused engine none would end.
     """
-    began, is_paused, num_requests = time.monotonic(), state.is_paused, state.num_active
+    began, is_paused, num_requests = (
+        time.monotonic(),
+        state.client.stats.is_paused,
+        state.num_active,
+    )
     state.draining = True
     seconds = state.config.server.drain_timeout
     if num_requests and not is_paused:

@@ -71,5 +71,5 @@ class _Answer:
     def piece(self, piece: Piece, count: UsageCount) -> bytes:
         return named_events(self.writer.piece(piece, count))
 
-    def end(self, count: UsageCount) -> bytes:
+    async def end(self, count: UsageCount) -> bytes:
         return named_events(self.writer.end(count))

@@ -2,13 +2,18 @@
 
 What the engine counts is read from its latest `Stats` when it is scraped (`engine_metrics.py`);
 times are taken where tokens arrive (`request_stats.py`). No label comes from user input.
+
+Several HTTP processes count in files of one folder (`sharing.share_metrics`), and each shows the
+sum. What there is once is counted once: the engine's steps, and the memory and time of the first
+process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, values
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from tokenspeed.config import Config
@@ -16,6 +21,7 @@ from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import Stats
 from tokenspeed.server.engine_metrics import EngineCollector
 from tokenspeed.server.metrics_compat import VllmNames
+from tokenspeed.server.sharing import Shared
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
 _SLOW = (10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -28,39 +34,49 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class Metrics:
-    """One server's registry. `model_name` labels what concerns the model."""
+    """One server's metrics. `model_name` labels what concerns the model."""
 
     def __init__(
-        self, config: Config, model_name: str, version: str, client: AttachedClient
+        self,
+        config: Config,
+        model_name: str,
+        version: str,
+        client: AttachedClient,
+        shared: Shared,
     ) -> None:
-        self.registry = CollectorRegistry()
         self.model_name = model_name
-        self.registry.register(EngineCollector(config.cache, model_name, version, client))
-        ProcessCollector(registry=self.registry)
+        self._shown = self._counted = CollectorRegistry()
+        if shared.metrics_folder is not None:
+            assert values.ValueClass is not values.MutexValue, "prometheus_client came too early"
+            self._counted = CollectorRegistry()
+            MultiProcessCollector(self._shown, str(shared.metrics_folder))  # type: ignore[no-untyped-call]
+        self._shown.register(EngineCollector(config.cache, model_name, version, client))
+        ProcessCollector(pid=lambda: shared.first_pid, registry=self._shown)
         self._http = Counter(
             "tokenspeed:http_requests",
             "HTTP requests answered",
             ("path", "method", "status"),
-            registry=self.registry,
+            registry=self._counted,
         )
         self._http_s = Histogram(
             "tokenspeed:http_request_duration_seconds",
             "from a request's arrival to the end of its answer",
             ("path", "method"),
-            registry=self.registry,
+            registry=self._counted,
             buckets=_TIMES,
         )
         self.finished = Counter(
             "tokenspeed:request_success",
             "engine requests that ended, by reason",
             ("model_name", "finished_reason"),
-            registry=self.registry,
+            registry=self._counted,
         )
         for reason in ("stop", "length", "abort", "error"):
             self.finished.labels(model_name, reason)
         self._add_histograms()
-        self._aliases = VllmNames(self.registry) if config.server.metrics_compat == "vllm" else None
-        client.on_stats = _step_observer(self.step_tokens)
+        self._aliases = VllmNames(self._shown) if config.server.metrics_compat == "vllm" else None
+        if shared.number == 0:
+            client.on_stats = _step_observer(self.step_tokens)
 
     def _add_histograms(self) -> None:
         add = self._histogram
@@ -97,7 +113,7 @@ class Metrics:
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(
-            f"tokenspeed:{name}", help, ("model_name",), registry=self.registry, buckets=buckets
+            f"tokenspeed:{name}", help, ("model_name",), registry=self._counted, buckets=buckets
         )
         return histogram.labels(self.model_name)
 
@@ -113,7 +129,7 @@ class Metrics:
         self.max_generated_tokens.observe(max(output_lens))
 
     def render(self) -> bytes:
-        text: bytes = generate_latest(self.registry)
+        text: bytes = generate_latest(self._shown)
         if self._aliases is not None:
             text += generate_latest(self._aliases)
         return text

@@ -1,6 +1,7 @@
 """Responses that can be asked for again or gone on from: in memory, for a while, within a size.
 
-They are kept as the JSON that was sent, so that what the store takes is what it counts.
+They are kept as the JSON that was sent, so that what the store takes is what it counts. Of several
+HTTP processes the first keeps them, and the others ask it (`desk_client.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 ENTRY_OVERHEAD = 512
 """Bytes that an entry takes beside its JSON, generously."""
@@ -25,6 +27,16 @@ class StoredResponse:
     @property
     def size(self) -> int:
         return len(self.answer) + len(self.items) + ENTRY_OVERHEAD
+
+
+class Responses(Protocol):
+    """Where handlers find and leave responses."""
+
+    @property
+    def is_on(self) -> bool: ...
+    async def put(self, id: str, answer: bytes, items: bytes) -> bool: ...
+    async def get(self, id: str) -> StoredResponse | None: ...
+    async def delete(self, id: str) -> bool: ...
 
 
 class ResponseStore:
@@ -44,24 +56,27 @@ class ResponseStore:
     def is_on(self) -> bool:
         return self._max_bytes > 0
 
-    def put(self, id: str, answer: bytes, items: bytes) -> bool:
+    async def put(self, id: str, answer: bytes, items: bytes) -> bool:
         """Keep a response; False if it is larger than the whole store."""
         entry = StoredResponse(answer, items, self._now() + self._seconds)
         if entry.size > self._max_bytes:
             return False
-        self.delete(id)
+        self._forget(id)
         self._entries[id] = entry
         self.num_bytes += entry.size
         self._drop()
         return True
 
-    def get(self, id: str) -> StoredResponse | None:
+    async def get(self, id: str) -> StoredResponse | None:
         """A response that is still there."""
         self._drop()
         return self._entries.get(id)
 
-    def delete(self, id: str) -> bool:
+    async def delete(self, id: str) -> bool:
         """Forget a response; was it there?"""
+        return self._forget(id)
+
+    def _forget(self, id: str) -> bool:
         entry = self._entries.pop(id, None)
         if entry is None:
             return False
@@ -74,4 +89,4 @@ class ResponseStore:
             id, oldest = next(iter(self._entries.items()))
             if oldest.expires > self._now() and self.num_bytes <= self._max_bytes:
                 return
-            self.delete(id)
+            self._forget(id)

@@ -44,9 +44,9 @@ class ResponseJob:
 async def prepare(state: ServerState, request: ResponsesRequest) -> ResponseJob:
     """Raises APIError or InvalidRequest."""
     state.require_ready()
-    if request.store and not state.responses.is_on:
+    if request.store and not state.shared.responses.is_on:
         raise unsupported("store", "this server keeps no responses (--response-store-bytes 0)")
-    items = [*_previous_items(state, request), *as_items(request.input)]
+    items = [*await _previous_items(state, request), *as_items(request.input)]
     with told_as(FIELD_NAMES):
         job = await chat.prepare(state, chat_request(request, items), prefix="resp_")
     if request.wants_logprobs and job.new_parser is not None:
@@ -79,17 +79,17 @@ async def stream(
             yield named_events(answer.writer.fail(as_api_error(error, "a stream")))
 
 
-def stored(state: ServerState, id: str) -> bytes:
+async def stored(state: ServerState, id: str) -> bytes:
     """A response that is kept, as JSON. Raises APIError."""
-    found = state.responses.get(id)
+    found = await state.shared.responses.get(id)
     if found is None:
         raise _not_found(id)
     return found.answer
 
 
-def delete(state: ServerState, id: str) -> None:
+async def delete(state: ServerState, id: str) -> None:
     """Raises APIError if there is no such response."""
-    if not state.responses.delete(id):
+    if not await state.shared.responses.delete(id):
         raise _not_found(id)
 
 
@@ -97,11 +97,11 @@ def _not_found(id: str) -> APIError:
     return APIError(404, f"There is no response {id[:60]!r} (any more).", param="response_id")
 
 
-def _previous_items(state: ServerState, request: ResponsesRequest) -> list[dict[str, Any]]:
+async def _previous_items(state: ServerState, request: ResponsesRequest) -> list[dict[str, Any]]:
     """The items up to the end of the response that is gone on from."""
     if request.previous_response_id is None:
         return []
-    found = state.responses.get(request.previous_response_id)
+    found = await state.shared.responses.get(request.previous_response_id)
     if found is None:
         raise bad_request(
             f"previous_response_id: there is no response {request.previous_response_id[:60]!r} "
@@ -119,7 +119,7 @@ class _Answer:
     """
 
     def __init__(self, state: ServerState, request: ResponsesRequest, made: ResponseJob) -> None:
-        self._store, self._items = state.responses, made.items
+        self._store, self._items = state.shared.responses, made.items
         self.writer = ResponseWriter(
             _response(state, request, made.job),
             made.job,
@@ -133,13 +133,13 @@ class _Answer:
     def piece(self, piece: Piece, count: UsageCount) -> bytes:
         return named_events(self.writer.piece(piece))
 
-    def end(self, count: UsageCount) -> bytes:
+    async def end(self, count: UsageCount) -> bytes:
         events = self.writer.end(count)
         response = self.writer.response
         if response.store:
             answer = msgspec.json.encode(response)
             items = msgspec.json.encode([*self._items, *response.output])
-            response.store = self._store.put(response.id, answer, items)
+            response.store = await self._store.put(response.id, answer, items)
         return named_events(events)
 
 
@@ -156,7 +156,7 @@ def _response(state: ServerState, request: ResponsesRequest, job: Job) -> Respon
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         reasoning=request.reasoning or ReasoningOptions(),
-        store=request.store is not False and state.responses.is_on,
+        store=request.store is not False and state.shared.responses.is_on,
         temperature=job.params.temperature,
         text=TextOptions(format=text.format or {"type": "text"}, verbosity=text.verbosity),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,

@@ -23,6 +23,7 @@ from tokenspeed.server.asgi import BodyRoom
 from tokenspeed.server.errors import (
     APIError,
     bad_request,
+    ended_by_operator,
     overdue,
     overloaded,
     shorten,
@@ -33,7 +34,7 @@ from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
 from tokenspeed.server.request_stats import RequestTimer
-from tokenspeed.server.response_store import ResponseStore
+from tokenspeed.server.sharing import Shared, alone
 from tokenspeed.spans import span
 from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.tokens import TokenTable, token_table
@@ -50,38 +51,36 @@ class Stoppable(Protocol):
 
 
 class ServerState:
-    """Lives on one event loop; nothing here is thread-safe.
+    """Lives on one event loop; nothing here is thread-safe. `shared`: what there is in common with
+    the server's other HTTP processes, if there are some.
 
-    `open` are the generations that run in the engine; `num_samples` and `num_prompt_tokens` are the
-    engine requests, and the tokens they carry there, that have a place in its queue; `num_active`
-    are the API requests that are being served, and `idle` is set while there are none.
+    `open` are the generations that run in the engine; `num_active` are the API requests that are
+    being served, and `idle` is set while there are none.
     """
 
-    def __init__(self, config: Config, client: AttachedClient) -> None:
+    def __init__(
+        self, config: Config, client: AttachedClient, shared: Shared | None = None
+    ) -> None:
         self.config = config
         self.client = client
         self.text: TextSide | None = None
         self.names = config.server.served_model_name or (config.model.model,)
-        self.metrics = Metrics(config, self.names[0], __version__, client)
+        self.shared = alone(config.server) if shared is None else shared
+        self.metrics = Metrics(config, self.names[0], __version__, client, self.shared)
         self.keys = Keys(config.server.api_key, config.server.api_key_file)
         self.offload = Offload(deadline_s=config.server.prompt_timeout)
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
-        server = config.server
-        self.responses = ResponseStore(server.response_store_bytes, server.response_store_ttl)
-        self.created = int(time.time())
         self.draining = False
-        self.is_paused = False
         self.open: set[Stoppable] = set()
-        self.num_samples = 0
-        self.num_prompt_tokens = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._stopped: APIError | None = None
-        self._busy_since = 0.0
         self.num_active = 0
         self._has_generated = False
-        self._seeds = random.Random(config.model.seed)
+        # Two processes must not draw the same: a request would be answered twice in the same words.
+        number, seed = self.shared.number, config.model.seed
+        self._seeds = random.Random(seed if number == 0 else f"{seed}/{number}")
 
     @property
     def phase(self) -> str:
@@ -90,7 +89,7 @@ class ServerState:
             return "dead"
         if self.draining:
             return "draining"
-        if self.is_paused:
+        if self.client.stats.is_paused:
             return "paused"
         if self.stalled_s > self.config.server.watchdog_timeout:
             return "stalled"
@@ -98,17 +97,11 @@ class ServerState:
 
     @property
     def stalled_s(self) -> float:
-        """For how long the engine has work and ends no step."""
-        if not self.open or self.is_paused:
+        """For how long the engine has work, whoever sent it, and ends no step."""
+        busy_since = self.shared.queue.busy_since
+        if busy_since is None or self.client.stats.is_paused:
             return 0.0
-        return time.monotonic() - max(self.client.stats_at, self._busy_since)
-
-    async def pause(self, is_paused: bool) -> None:
-        """Let the engine launch no step, or go on. Raises EngineDead."""
-        if is_paused:
-            self.is_paused = True
-        await self.client.commands.ask("pause" if is_paused else "continue")
-        self.is_paused, self._busy_since = is_paused, time.monotonic()
+        return time.monotonic() - max(self.client.stats_at, busy_since)
 
     @property
     def loading_detail(self) -> str:
@@ -175,34 +168,31 @@ class ServerState:
         prompt in all, until the returned context ends. Raises a 429 if there is none now, a 400 if
         there never will be.
         """
-        limits = self.config.server
+        limits, queue = self.config.server, self.shared.queue
         capacity = self.config.scheduler.max_num_seqs + limits.max_queued_requests
         room = limits.max_queued_tokens
         if num_samples > capacity:
             raise bad_request(
                 f"The request asks for {num_samples} sequences; this server holds {capacity}.", "n"
             )
-        if self.num_samples + num_samples > capacity:
-            raise overloaded(f"The queue is full ({capacity} sequences run or wait). Retry later.")
         if num_tokens > room:
             raise bad_request(
                 f"The request has {num_tokens} prompt tokens, counted for each of its samples; "
                 f"this server holds {room} (--max-queued-tokens).",
                 "n",
             )
-        if self.num_prompt_tokens + num_tokens > room:
-            raise overloaded(
-                f"The queue is full ({room} prompt tokens run or wait, --max-queued-tokens). "
-                "Retry later."
-            )
-        self._occupy(num_samples, num_tokens)
         place = contextlib.ExitStack()
-        place.callback(self._occupy, -num_samples, -num_tokens)
+        queue.occupy(num_samples, num_tokens)
+        place.callback(queue.occupy, -num_samples, -num_tokens)
+        full = None
+        if queue.num_samples > capacity:
+            full = f"{capacity} sequences run or wait"
+        elif queue.num_tokens > room:
+            full = f"{room} prompt tokens run or wait, --max-queued-tokens"
+        if full is not None:
+            place.close()
+            raise overloaded(f"The queue is full ({full}). Retry later.")
         return place
-
-    def _occupy(self, num_samples: int, num_tokens: int) -> None:
-        self.num_samples += num_samples
-        self.num_prompt_tokens += num_tokens
 
     def request_timer(self, request: GenerateRequest) -> RequestTimer:
         is_logged = self.config.server.enable_log_request_stats
@@ -235,22 +225,29 @@ class ServerState:
         if self._stopped is not None:
             raise self._stopped
         if not self.open:
-            self._busy_since = time.monotonic()
+            self.shared.queue.set_busy(True)
         self.open.add(generation)
         limit_s, loop = self.config.server.request_timeout, asyncio.get_running_loop()
         with contextlib.ExitStack() as end:
-            end.callback(self.open.discard, generation)
+            end.callback(self._close, generation)
             if limit_s is not None:
                 timer = loop.call_later(limit_s, generation.fail, overdue(limit_s))
                 end.callback(timer.cancel)
             yield
 
-    def abort(self, job_id: str | None, error: APIError) -> int:
-        """End the running generation of that id, or all, with `error`; how many there were."""
+    def _close(self, generation: Stoppable) -> None:
+        self.open.discard(generation)
+        if not self.open:
+            self.shared.queue.set_busy(False)
+
+    async def abort(self, job_id: str | None) -> int:
+        """End the running generation of that id, or all; how many there were. The engine finds
+        those of other processes. Raises EngineDead.
+        """
         found = [each for each in self.open if job_id in (None, each.job_id)]
         for generation in found:
-            generation.fail(error)
-        return len(found)
+            generation.fail(ended_by_operator())
+        return len(found) + (await self.client.commands.ask("abort", job_id)).num_jobs
 
     def stop_all(self, error: APIError) -> None:
         """End every running generation, and any that starts from now on, with `error`."""

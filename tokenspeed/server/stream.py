@@ -49,7 +49,7 @@ class Events(Protocol):
 
     def start(self) -> bytes: ...
     def piece(self, piece: Piece, count: UsageCount) -> bytes: ...
-    def end(self, count: UsageCount) -> bytes: ...
+    async def end(self, count: UsageCount) -> bytes: ...
 
 
 class ChunkEvents:
@@ -70,7 +70,7 @@ class ChunkEvents:
         choices = map(msgspec.json.encode, self._render(piece))
         return b"".join([self._head + choice + tail for choice in choices])
 
-    def end(self, count: UsageCount) -> bytes:
+    async def end(self, count: UsageCount) -> bytes:
         usage = self._head + self._usage_tail(count.usage) if self._in_last else b""
         return usage + DONE
 
@@ -94,7 +94,7 @@ async def stream_job(state: ServerState, job: Job, events: Events) -> AsyncGener
                 if joined or pulse.is_due:  # pieces may come that show nothing
                     yield joined or PING
                     pulse.restart()
-    yield events.end(count)
+    yield await events.end(count)
 
 
 async def run_job(state: ServerState, job: Job, events: Events) -> None:
@@ -105,7 +105,7 @@ async def run_job(state: ServerState, job: Job, events: Events) -> None:
             for piece in await generation.take():
                 count.add(piece)
                 events.piece(piece, count)
-    events.end(count)
+    await events.end(count)
 
 
 class Pulse:
