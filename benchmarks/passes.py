@@ -88,13 +88,13 @@ def compare(with_it: LLM, without: LLM, works: list[Workload], rounds: int) -> l
 def candidates(device: str, chosen: str) -> list[str]:
     """Passes that are on by default on the device, or those that were named."""
     names = [
-        row.rule.name
+        row.name
         for row in PIPELINE
-        if (row.on_cuda if device == "cuda" else row.on_cpu) and row.rule.name not in LEFT_IN
+        if (row.on_cuda if device == "cuda" else row.on_cpu) and row.name not in LEFT_IN
     ]
     if not chosen:
         return names
-    unknown = set(chosen.split(",")) - {row.rule.name for row in PIPELINE}
+    unknown = set(chosen.split(",")) - {row.name for row in PIPELINE}
     if unknown:
         raise SystemExit(f"passes.py: no pass {', '.join(sorted(unknown))}")
     return chosen.split(",")

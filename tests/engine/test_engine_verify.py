@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,12 @@ import torch
 from engine_tiny import tiny_config
 from torch import Tensor
 
-from tokenspeed.compile import matcher
 from tokenspeed.compile.replay import LOWERING, Deviation, error_of, worst
 from tokenspeed.engine import verify
 from tokenspeed.engine.model import resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.engine.quarantine import disable_passes
 from tokenspeed.options import ConfigError
-from tokenspeed.passes import PIPELINE
 
 pytestmark = pytest.mark.filterwarnings(  # from inside Inductor
     "ignore:.*torch.jit.script_method.*:DeprecationWarning"
@@ -35,14 +34,9 @@ def run(
 
 
 def wrong(name: str, change: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a pass another replacement, where the compiler finds the pipeline."""
-    rows = tuple(
-        dataclasses.replace(row, rule=dataclasses.replace(row.rule, replacement=change))
-        if row.rule.name == name
-        else row
-        for row in PIPELINE
-    )
-    monkeypatch.setattr(matcher, "PIPELINE", rows)
+    """Give a pass another replacement, where its row finds it."""
+    file = importlib.import_module(f"tokenspeed.passes.{name}")
+    monkeypatch.setattr(file, "PASS", dataclasses.replace(file.PASS, replacement=change))
 
 
 def scaled_silu(gate_up: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ from pass_graphs import (
 from torch import Tensor, nn
 
 from tokenspeed.compile import torch_api
-from tokenspeed.compile.graphs import Graphs, PieceGraphs, ops_of
+from tokenspeed.compile.graphs import Graphs, PieceGraphs
 from tokenspeed.compile.matcher import pass_manager
+from tokenspeed.compile.pictures import ops_of
 from tokenspeed.engine.tile_tables import sites_of
 from tokenspeed.kernels.rms_norm import rms_norm_reference
 from tokenspeed.passes import PIPELINE, Stage
@@ -193,6 +194,6 @@ def test_a_weight_that_is_transposed() -> None:
 
 
 def test_only_cuda_has_them() -> None:
-    rows = {row.rule.name: row for row in PIPELINE}
+    rows = {row.name: row for row in PIPELINE}
     for name in ("norm_gate_up", "norm_linear", "linear_add", "small_linear"):
-        assert (rows[name].on_cpu, rows[name].rule.serves) == (False, FEW)
+        assert (rows[name].on_cpu, rows[name].serves) == (False, FEW)

@@ -19,7 +19,7 @@ F32 = torch.float32
 
 
 def names(stage: Stage) -> list[str]:
-    return [row.rule.name for row in PIPELINE if row.stage is stage]
+    return [row.name for row in PIPELINE if row.stage is stage]
 
 
 def test_every_pass_file_has_its_row() -> None:
@@ -27,6 +27,7 @@ def test_every_pass_file_has_its_row() -> None:
     made_of = {"__init__", "manager", "rewrite", "shapes", "sources", "torch_api", "traffic"}
     assert {path.stem for path in files} - made_of == PASS_NAMES
     assert len(PIPELINE) == len(PASS_NAMES)
+    assert all(row.rule.name == row.name for row in PIPELINE)
     assert all(row.reason for row in PIPELINE)
 
 

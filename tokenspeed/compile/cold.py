@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from torch import fx, nn
 
-from tokenspeed.compile import graphs, inductor_api, plan, receipt
+from tokenspeed.compile import graphs, inductor_api, pictures, plan, receipt
 from tokenspeed.compile.dump import write_stages
 from tokenspeed.compile.entry import (
     ARTIFACT,
@@ -84,7 +84,7 @@ class _Compilation:
         (self._folder / PLAN).write_text(plan.encode(planned.plan))
         (self._folder / RECEIPT).parent.mkdir()
         with self._receipt.spend("nearest misses"):
-            self._graphs.misses = graphs.misses_of(self._ran)
+            self._graphs.misses = pictures.misses_of(self._ran)
         (self._folder / GRAPHS).write_bytes(graphs.encode(self._graphs))
         (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
         return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
@@ -146,9 +146,9 @@ class _Compilation:
         found = graphs.PieceGraphs()
         if manager.stages:  # none where Inductor had compiled an equal graph just before
             before, after = manager.stages[0][1], manager.stages[-1][1]
-            calls = graphs.launches_of(after)
-            kernels = graphs.kernels_of(calls if launches is None else launches, after)
-            found = graphs.PieceGraphs(graphs.ops_of(before), graphs.ops_of(after), kernels)
+            calls = pictures.launches_of(after)
+            kernels = pictures.kernels_of(calls if launches is None else launches, after)
+            found = graphs.PieceGraphs(pictures.ops_of(before), pictures.ops_of(after), kernels)
         self._graphs.pieces.setdefault(key, {})[name] = found
         self._ran.append((key, name, manager))
 

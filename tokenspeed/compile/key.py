@@ -131,7 +131,7 @@ def _pass_facts(target: Target, token_range: TokenRange) -> Facts:
     """Each pass: on, or why it is off."""
     device, disabled = target.device.type, target.disabled_passes
     return {
-        f"{i:02} {row.rule.name}": row.why_off(device, token_range, target.fuses_prologue, disabled)
+        f"{i:02} {row.name}": row.why_off(device, token_range, target.fuses_prologue, disabled)
         or "on"
         for i, row in enumerate(PIPELINE)
     }

@@ -58,7 +58,7 @@ def _passes(explained: Explanation) -> Iterator[list[str]]:
         pieces = [piece for piece in explained.pieces if token_range in piece.ranges]
         head = ["PASS", *(f"{piece.name} x{piece.calls}" for piece in pieces), "SAVED", "OFF"]
         rows = [
-            _pass_row(row.rule.name, pieces, token_range)
+            _pass_row(row.name, pieces, token_range)
             for row in PIPELINE
             if row.stage.value == "piece"
         ]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor, fx
 
 from tokenspeed.kernels.small_linear import linear_add, linear_add_reference
-from tokenspeed.passes.rewrite import FEW, Case, Operands, PassContext, Rewrite
+from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import aten, calls, products, refuse_product, refuse_rows
 from tokenspeed.passes.torch_api import is_same
 
@@ -57,5 +57,4 @@ PASS = Rewrite(
     check=check,
     given=("w", "bias"),
     expected=expected,
-    serves=FEW,
 )

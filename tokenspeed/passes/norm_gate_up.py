@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from tokenspeed.kernels.small_linear import norm_gate_up, norm_gate_up_reference
-from tokenspeed.passes.rewrite import FEW, Case, Operands, PassContext, Rewrite
+from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import (
     aten,
     calls,
@@ -70,5 +70,4 @@ PASS = Rewrite(
     check=check,
     given=("norm", "w"),
     expected=expected,
-    serves=FEW,
 )

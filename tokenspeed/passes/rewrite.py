@@ -110,7 +110,6 @@ class Rewrite:
     expected: Count
     check: Callable[[Operands], str | None] = never_refuse
     given: tuple[str, ...] = ()
-    serves: TokenRange = EVERY
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,6 @@ class Walk:
     run: Count
     expected: Count | None = None
     nearest: Callable[[fx.Graph], Miss | None] | None = None
-    serves: TokenRange = EVERY
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,6 @@ class Inline:
 
     name: str
     references: Mapping[Any, Callable[..., Any]]
-    serves: TokenRange = EVERY
 
 
 Pass = Rewrite | Walk | Inline

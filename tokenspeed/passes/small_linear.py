@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor, fx
 
 from tokenspeed.kernels.small_linear import small_linear, small_linear_reference
-from tokenspeed.passes.rewrite import FEW, Case, Operands, PassContext, Rewrite
+from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import products, refuse_product
 
 
@@ -43,5 +43,4 @@ PASS = Rewrite(
     check=check,
     given=("w", "bias"),
     expected=expected,
-    serves=FEW,
 )
