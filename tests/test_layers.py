@@ -59,6 +59,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/client.py": {"engine.process"},
     "tokenspeed/engine/compile_job.py": {"engine.compile_process"},
     "tokenspeed/engine/rehearsal.py": {"engine.rehearsal_process"},
+    "tokenspeed/engine/process.py": {"engine.serving"},
     "tokenspeed/engine/program.py": {"compile.pipeline"},
     "tokenspeed/compile/warm.py": {"compile.artifacts"},
     "tokenspeed/server/serve.py": {"server.run"},
