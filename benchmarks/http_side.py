@@ -4,14 +4,16 @@
                                    [--option name=value] [--profile FILE] [--out RESULT.json]
 
 The engine process is replaced by one without torch, which waits until all streams are there and
-then sends a token for each of them every `step-ms` over the real link. One client process reads all
-streams and only notes what came when; it takes them apart at the end.
+then sends a token for each of them every `step-ms` over the real link (0: as fast as it can). One
+client process reads all streams and only notes what came when; it takes them apart at the end.
 
     tokens/s     delivered, from the first step until the last chunk was read
-    cpu/token    CPU time of the HTTP process, a token, in us, while tokens come
+    cpu/token    CPU time of the HTTP process, a token, in us, while tokens come; not told where
+                 most came before all streams had begun
     http load    that time, a step of all streams, as a share of the step: below 1, or it falls
                  behind
     delay        for each token: from the step's send to the client's read of its chunk, p50 and p99
+    per event    tokens in an event while tokens come: 1, unless it falls behind
 
 A token is four characters, so that a reader can count them. `--profile` writes cProfile's stats of
 the HTTP process, whose own cost then counts.
@@ -21,18 +23,21 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import contextlib
 import itertools
 import json
 import os
 import re
 import selectors
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -56,6 +61,8 @@ from tokenspeed.text.source import resolve_model
 from tokenspeed.text.tokenizer import load_tokenizer
 
 TOKEN_CHARS = 4
+SETTLE_S = 0.5
+"""From the last request to the first step: heads of answers are no tokens."""
 MAX_MODEL_LEN = 1 << 20
 HOOK = """
 import os, sys
@@ -126,6 +133,7 @@ def _play_round(
 ) -> None:
     num_steps = max(limits.values())
     times = []
+    time.sleep(SETTLE_S)
     began = time.perf_counter()
     for step in range(num_steps):
         time.sleep(max(0.0, began + step * step_s - time.perf_counter()))
@@ -149,6 +157,11 @@ class Reading:
     times: list[float] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
+    @property
+    def num_events(self) -> int:
+        """Events that show something."""
+        return len(_SHOWN.findall(self.data))
+
     def tokens(self) -> list[float]:
         """The moment at which each token was read."""
         found = []
@@ -171,7 +184,7 @@ def read_streams(url: str, num_streams: int, body: bytes, pids: list[int]) -> di
         connection.setblocking(False)
         selector.register(connection, selectors.EVENT_READ, Reading())
     readings = [key.data for key in selector.get_map().values()]
-    waiting, cpu = num_streams, 0.0
+    waiting, cpu, skipped, num_events = num_streams, cpu_s(pids), 0, 0
     while selector.get_map():
         for key, _ in selector.select():
             reading: Reading = key.data
@@ -179,17 +192,26 @@ def read_streams(url: str, num_streams: int, body: bytes, pids: list[int]) -> di
             reading.data += data
             reading.times.append(time.perf_counter())
             reading.ends.append(len(reading.data))
-            if waiting and b'"content":"' in data and len(reading.ends) > 1 and cpu == 0.0:
+            if waiting and b'"content":"' in data and len(reading.ends) > 1:
                 waiting -= 1
                 if waiting == 0:
                     cpu = cpu_s(pids)
                     skipped = sum(len(each.tokens()) for each in readings)
+                    num_events = sum(each.num_events for each in readings)
             if not data or reading.data.endswith(b"0\r\n\r\n"):
                 selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
     times = [reading.tokens() for reading in readings]
-    counted = sum(map(len, times)) - skipped
-    return {"times": times, "cpu_s": (cpu_s(pids) - cpu) / counted, "counted": counted}
+    total = sum(map(len, times))
+    all_events = sum(each.num_events for each in readings)
+    if 2 * skipped > total:
+        return {"times": times, "cpu_s": None, "per_event": total / all_events}
+    counted = total - skipped
+    return {
+        "times": times,
+        "cpu_s": (cpu_s(pids) - cpu) / counted,
+        "per_event": counted / (all_events - num_events),
+    }
 
 
 def cpu_s(pids: list[int]) -> float:
@@ -214,13 +236,30 @@ def http_processes(pid: int) -> list[int]:
     ]
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    settings: dict[str, Any] = {"model": args.model, "max_num_seqs": args.streams}
-    settings |= {name: typed(value) for name, value in (o.split("=", 1) for o in args.option)}
+@dataclass(frozen=True)
+class Shape:
+    """What is played: streams, tokens of each, and milliseconds between two steps."""
+
+    streams: int
+    output_len: int
+    step_ms: float
+
+
+Start = Callable[
+    [Mapping[str, Any], Mapping[str, str]],
+    contextlib.AbstractContextManager[tuple[subprocess.Popen[str], IO[str]]],
+]
+"""Starts a server with settings and an environment; its process and its log."""
+
+
+def play(
+    shape: Shape, settings: Mapping[str, Any], start: Start = server_process, profile: str = ""
+) -> dict[str, Any]:
+    """The second of two rounds against a server over a played engine."""
     body = json.dumps(
         {
             "messages": [{"role": "user", "content": "Tell me a story."}],
-            "max_tokens": args.output_len,
+            "max_tokens": shape.output_len,
             "stream": True,
         }
     ).encode()
@@ -230,12 +269,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         environ = {
             "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
             "PLAYED_ENGINE": str(Path(__file__).parent),
-            "STREAMS": str(args.streams),
-            "STEP_S": str(args.step_ms / 1e3),
+            "STREAMS": str(shape.streams),
+            "STEP_S": str(shape.step_ms / 1e3),
             "STEP_TIMES": str(times_file),
-            "HTTP_PROFILE": str(args.profile or ""),
+            "HTTP_PROFILE": profile,
         }
-        with server_process(settings, environ) as (process, log):
+        with start(settings, environ) as (process, log):
             found = None
             for line in log:
                 found = _READY.search(line)
@@ -244,22 +283,33 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 print(line, end="", file=sys.stderr)
             assert found is not None, "the server did not get ready"
             pids = http_processes(process.pid)
-            read_streams(found[1], args.streams, body, pids)
-            read = read_streams(found[1], args.streams, body, pids)
+            read_streams(found[1], shape.streams, body, pids)
+            read = read_streams(found[1], shape.streams, body, pids)
             steps = np.array(json.loads(times_file.read_text()))
     delays = np.concatenate([1e3 * (np.array(times) - steps) for times in read["times"]])
     seconds = max(times[-1] for times in read["times"]) - steps[0]
-    tokens = args.streams * args.output_len
+    tokens, cpu = shape.streams * shape.output_len, read["cpu_s"]
     return {
-        "machine": facts(),
-        "settings": settings,
-        **{name: getattr(args, name) for name in ("streams", "output_len", "step_ms")},
+        **asdict(shape),
         "tokens_per_s": tokens / seconds,
-        "played_tokens_per_s": tokens / (args.output_len * args.step_ms / 1e3),
-        "cpu_us_per_token": 1e6 * read["cpu_s"],
-        "http_load": 1e3 * read["cpu_s"] * args.streams / args.step_ms,
+        "played_tokens_per_s": tokens / (steps[-1] - steps[0]),
+        "cpu_us_per_token": None if cpu is None else 1e6 * cpu,
+        "http_load": None if cpu is None else cpu * tokens / (steps[-1] - steps[0]),
+        "tokens_per_event": read["per_event"],
         "delay_ms": {f"p{p}": float(np.percentile(delays, p)) for p in (50, 90, 99, 100)},
     }
+
+
+def shown(report: Mapping[str, Any]) -> str:
+    """A report on one line."""
+    delay, cpu = report["delay_ms"], report["cpu_us_per_token"]
+    used = "" if cpu is None else f"{cpu:.1f} us CPU a token, load {report['http_load']:.2f}; "
+    return (
+        f"{report['streams']} streams, a step every {report['step_ms']:g} ms: "
+        f"{report['tokens_per_s']:.0f} of {report['played_tokens_per_s']:.0f} tokens/s, "
+        f"{report['tokens_per_event']:.2f} an event; {used}delay p50 {delay['p50']:.1f} ms, "
+        f"p99 {delay['p99']:.1f} ms"
+    )
 
 
 def main() -> None:
@@ -274,16 +324,14 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     args = parser.parse_args()
-    report = measure(args)
-    print(
-        f"{args.streams} streams, a step every {args.step_ms:g} ms: {report['tokens_per_s']:.0f} "
-        f"of {report['played_tokens_per_s']:.0f} tokens/s; {report['cpu_us_per_token']:.1f} us CPU "
-        f"a token, load "
-        f"{report['http_load']:.2f}; delay p50 {report['delay_ms']['p50']:.1f} ms, p99 "
-        f"{report['delay_ms']['p99']:.1f} ms"
-    )
+    settings: dict[str, Any] = {"model": args.model, "max_num_seqs": args.streams}
+    settings |= {name: typed(value) for name, value in (o.split("=", 1) for o in args.option)}
+    shape = Shape(args.streams, args.output_len, args.step_ms)
+    report = play(shape, settings, profile=str(args.profile or ""))
+    print(shown(report))
     if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        whole = {"machine": facts(), "settings": settings, **report}
+        args.out.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":
