@@ -41,7 +41,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
-    if not isinstance(value, list) or not all(type(entry) is int for entry in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise bad_request(
             f"{where} must be a list of token ids; text and ids cannot be mixed", "prompt"
         )
