@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels import greedy_step
+from tokenspeed.compile.calls import NAMES, Call, Calls, Ref, encode, load
+from tokenspeed.kernels import greedy_step, small_linear
 from tokenspeed.kernels import qk_norm_rope as rope_kernels
 from tokenspeed.kernels import rms_norm as norm_kernels
 from tokenspeed.kernels import rope_angles as angle_kernels
 from tokenspeed.kernels import silu_mul as gate_kernels
+from tokenspeed.kernels.tables import OPS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -129,6 +131,37 @@ def test_operands_that_kernels_would_misread_are_refused() -> None:
         gate_kernels.launch(torch.randn(2, 7))
     with pytest.raises(AssertionError, match="frequencies"):
         angle_kernels.launch(torch.arange(4), torch.ones(4).half(), 1.0)
+
+
+X, WEIGHT, W = (draw(*shape, dtype=torch.float32) for shape in ((3, 16), (16,), (32, 16)))
+HEADS, ANGLES = draw(3, 2, 16, dtype=torch.float32), draw(3, 1, 4, dtype=torch.float32)
+OPERANDS: dict[object, tuple[object, ...]] = {
+    norm_kernels.rms_norm: (X, WEIGHT, 1e-5),
+    norm_kernels.add_rms_norm: (X, X, WEIGHT, 1e-5),
+    rope_kernels.rope: (HEADS, ANGLES, ANGLES),
+    rope_kernels.qk_norm_rope: (HEADS, WEIGHT, ANGLES, ANGLES, 1e-5),
+    angle_kernels.rope_angles: (torch.arange(3), WEIGHT, 1.0),
+    gate_kernels.silu_mul: (X,),
+    small_linear.norm_linear: (X, WEIGHT, W, None, 1e-5),
+    small_linear.linear_add: (X, W[:16], X),
+    small_linear.norm_gate_up: (X, WEIGHT, W, 1e-5),
+    small_linear.small_linear: (X, W),
+}
+
+
+@pytest.mark.parametrize("op", OPS, ids=str)
+def test_pieces_call_kernels_without_the_dispatcher(op: object) -> None:
+    """As a piece that was kept for CUDA calls them, and with the operands of the op."""
+    given = OPERANDS[op]
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    numbers = iter(range(len(tensors)))
+    args = tuple(Ref(next(numbers)) if isinstance(each, Tensor) else each for each in given)
+    kept = encode(Calls(len(tensors), (Call(NAMES[op], args),), (Ref(len(tensors)),)))
+    (got,) = load(kept, "cuda")(*tensors)
+    want = OPS[op].reference(*given)
+    pairs = [(got, want)] if isinstance(got, Tensor) else zip(got, want, strict=True)
+    for one, other in pairs:
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def greedy_case(count: int, vocab_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

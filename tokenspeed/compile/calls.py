@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from tokenspeed.kernels.blocks import embedding_blocks, linear_blocks
 from tokenspeed.kernels.linear import linear
@@ -21,20 +21,36 @@ from tokenspeed.kernels.tables import OPS
 
 aten = torch.ops.aten
 
-_VIEWS: tuple[Callable[..., Any], ...] = (
-    *(aten.view.default, aten.reshape.default, aten.permute.default, aten.unsqueeze.default),
-    *(aten.split_with_sizes.default, aten.slice.Tensor, aten.select.int, aten.sym_size.int),
-    operator.getitem,
-)
+_PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
+    operator.getitem: operator.getitem,
+    aten.sym_size.int: Tensor.size,
+    aten.view.default: Tensor.view,
+    aten.reshape.default: Tensor.reshape,
+    aten.permute.default: Tensor.permute,
+    aten.unsqueeze.default: Tensor.unsqueeze,
+    aten.select.int: Tensor.select,
+    aten.slice.Tensor: aten.slice.Tensor,
+    aten.split_with_sizes.default: torch.split_with_sizes,
+    aten.mm.default: torch.mm,
+    aten.addmm.default: torch.addmm,
+    aten.embedding.default: torch.embedding,
+}
+"""Views, and the library's kernels: what stands in a graph, and the same as Python calls it, which
+takes half the host's time.
+"""
 
-_KERNELS: tuple[Callable[..., Any], ...] = (
-    *(aten.mm.default, aten.addmm.default, aten.embedding.default),
-    *(*OPS, linear, linear_blocks, embedding_blocks),
-)
-"""Each is one kernel for Inductor too, or chosen by the token count."""
+_CHOOSING: tuple[Callable[..., Any], ...] = (linear, linear_blocks, embedding_blocks)
+"""They choose a kernel by the token count."""
 
-NAMES = {op: "getitem" if op is operator.getitem else str(op) for op in (*_VIEWS, *_KERNELS)}
-_BY_NAME = {name: op for op, name in NAMES.items()}
+NAMES = {op: "getitem" if op is operator.getitem else str(op) for op in (*_PLAIN, *OPS, *_CHOOSING)}
+"""Every operator of which a piece may be made, each one kernel for Inductor too, or a view."""
+
+
+def _functions(device: str) -> dict[str, Callable[..., Any]]:
+    """What is called for each name."""
+    fused = {op: each.launch if device == "cuda" else op for op, each in OPS.items()}
+    called = {**_PLAIN, **fused, **{op: op for op in _CHOOSING}}
+    return {name: called[op] for op, name in NAMES.items()}
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):
@@ -66,10 +82,11 @@ def encode(calls: Calls) -> bytes:
     return msgspec.json.encode(calls)
 
 
-def load(data: bytes) -> Callable[..., tuple[Any, ...]]:
-    """The function that `encode` was given the calls of. Raises ValueError or msgspec.DecodeError
-    for anything else.
+def load(data: bytes, device: str) -> Callable[..., tuple[Any, ...]]:
+    """The function that `encode` was given the calls of, for tensors on "cpu" or "cuda". Raises
+    ValueError or msgspec.DecodeError for anything else.
     """
+    functions = _functions(device)
     calls = msgspec.json.decode(data, type=Calls)
     graph = fx.Graph()
     values: list[fx.Node] = [graph.placeholder(f"x{at}") for at in range(calls.num_inputs)]
@@ -85,9 +102,9 @@ def load(data: bytes) -> Callable[..., tuple[Any, ...]]:
         return node_of(arg) if isinstance(arg, Ref) else arg
 
     for call in calls.calls:
-        if call.op not in _BY_NAME:
+        if call.op not in functions:
             raise ValueError(f"{call.op!r:.100} is no operator of a piece")
-        values.append(graph.call_function(_BY_NAME[call.op], tuple(map(operand, call.args))))
+        values.append(graph.call_function(functions[call.op], tuple(map(operand, call.args))))
     graph.output(tuple(map(node_of, calls.results)))
     function: Callable[..., tuple[Any, ...]] = fx.GraphModule(nn.Module(), graph).forward
     return function

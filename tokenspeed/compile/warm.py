@@ -54,8 +54,9 @@ def _load(entry: Entry, loaded: Mapping[str, Piece]) -> Program:
 
 
 def _piece(entry: Entry, stored: StoredPiece, loaded: Mapping[str, Piece]) -> Piece:
+    device = str(entry.manifest.facts["compile"]["device"])
     by_range = {
-        TokenRange(first, last): loaded.get(file) or calls.load(entry.files[file])
+        TokenRange(first, last): loaded.get(file) or calls.load(entry.files[file], device)
         for first, last, file in stored.files
     }
     return by_tokens(by_range, stored.tokens)

@@ -12,49 +12,39 @@ from typing import Any
 
 import torch
 
+from tokenspeed.kernels import qk_norm_rope, rms_norm, rope_angles, silu_mul, small_linear
 from tokenspeed.kernels.attend import run_attend
-from tokenspeed.kernels.qk_norm_rope import (
-    qk_norm_rope,
-    qk_norm_rope_reference,
-    rope,
-    rope_reference,
-)
-from tokenspeed.kernels.rms_norm import (
-    add_rms_norm,
-    add_rms_norm_reference,
-    rms_norm,
-    rms_norm_reference,
-)
-from tokenspeed.kernels.rope_angles import reference as rope_angles_reference
-from tokenspeed.kernels.rope_angles import rope_angles
-from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
-from tokenspeed.kernels.silu_mul import silu_mul
-from tokenspeed.kernels.small_linear import (
-    linear_add,
-    linear_add_reference,
-    norm_gate_up,
-    norm_gate_up_reference,
-    norm_linear,
-    norm_linear_reference,
-    small_linear,
-    small_linear_reference,
-)
 
-OPS: dict[Any, Callable[..., Any]] = {
-    rms_norm: rms_norm_reference,
-    add_rms_norm: add_rms_norm_reference,
-    rope: rope_reference,
-    qk_norm_rope: qk_norm_rope_reference,
-    rope_angles: rope_angles_reference,
-    silu_mul: silu_mul_reference,
-    norm_linear: norm_linear_reference,
-    linear_add: linear_add_reference,
-    norm_gate_up: norm_gate_up_reference,
-    small_linear: small_linear_reference,
+
+@dataclass(frozen=True)
+class Op:
+    """A fused op's functions, of the same arguments (tensors first, then plain numbers).
+    `reference` is the same in plain torch: the pattern of the op's pass, the oracle of its kernels,
+    and what a CPU runs. `launch` is what CUDA runs: to call it spares the dispatcher's cost.
+    """
+
+    reference: Callable[..., Any]
+    launch: Callable[..., Any]
+
+
+OPS: dict[Any, Op] = {
+    rms_norm.rms_norm: Op(rms_norm.rms_norm_reference, rms_norm.launch_rms_norm),
+    rms_norm.add_rms_norm: Op(rms_norm.add_rms_norm_reference, rms_norm.launch_add_rms_norm),
+    qk_norm_rope.rope: Op(qk_norm_rope.rope_reference, qk_norm_rope.launch_rope),
+    qk_norm_rope.qk_norm_rope: Op(
+        qk_norm_rope.qk_norm_rope_reference, qk_norm_rope.launch_qk_norm_rope
+    ),
+    rope_angles.rope_angles: Op(rope_angles.reference, rope_angles.launch),
+    silu_mul.silu_mul: Op(silu_mul.reference, silu_mul.launch),
+    small_linear.norm_linear: Op(small_linear.norm_linear_reference, small_linear.run_norm_linear),
+    small_linear.linear_add: Op(small_linear.linear_add_reference, small_linear.run_linear_add),
+    small_linear.norm_gate_up: Op(
+        small_linear.norm_gate_up_reference, small_linear.run_norm_gate_up
+    ),
+    small_linear.small_linear: Op(
+        small_linear.small_linear_reference, small_linear.run_small_linear
+    ),
 }
-"""Fused op -> its reference: the same in plain torch, of the same arguments (tensors first, then
-plain numbers). It is the pattern of the op's pass, the oracle of its kernels, and what a CPU runs.
-"""
 
 
 @dataclass(frozen=True)

@@ -10,4 +10,4 @@ from __future__ import annotations
 from tokenspeed.kernels.tables import OPS
 from tokenspeed.passes.rewrite import Inline
 
-PASS = Inline(name="inline", references=OPS)
+PASS = Inline(name="inline", references={each: op.reference for each, op in OPS.items()})
