@@ -77,8 +77,26 @@ def test_figures_of_a_gpu(title: str, name: str) -> None:
     for model, (figure, ratio) in {"0.6b": shown[:2], "8b": shown[2:]}.items():
         measured = result(f"gpu_engine_qwen3-{model}.json")["results"]
         if not figure.endswith("*"):  # of another run, as the text says
-            assert rounds_to(measured[name], figure), model
+            assert rounds_to(measured[name], figure.removesuffix(" ¹")), model
             assert rounds_to(measured[f"{name}_ratio"], ratio), model
+
+
+def test_figures_of_servers_on_a_gpu() -> None:
+    first = result("gpu_first_token_qwen3-8b.json")
+    shown = told(r"first_token.py`\): N s with an empty compile cache, N s with a filled one")
+    assert all(map(rounds_to, (first[kind]["first_token_s"] for kind in ("cold", "warm")), shown))
+    streams = result("gpu_http_streams_qwen3-8b.json")
+    shown = told(
+        r"get N of the tokens/s of the engine offline, N ms after the engine .* \(median; N ms at"
+    )
+    delays = streams["delay_ms"]
+    values = (streams["delivered_ratio"], delays["p50"], delays["p99"])
+    assert all(map(rounds_to, values, shown))
+    shown = told(r"first token N times sooner with the prefix cache \(8B; N times with the 0.6B")
+    speedups = [result(f"gpu_prefix_ttft_qwen3-{size}.json")["speedup"] for size in ("8b", "0.6b")]
+    assert all(map(rounds_to, speedups, shown))
+    (shown,) = told(r"GPU works N % of the time")
+    assert rounds_to(100 * result("gpu_busy_qwen3-8b.json")["busy_share"], shown)
 
 
 def test_figures_in_sentences() -> None:
