@@ -63,6 +63,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/program.py": {"compile.pipeline"},
     "tokenspeed/compile/warm.py": {"compile.artifacts"},
     "tokenspeed/server/serve.py": {"server.run"},
+    "tokenspeed/structured/host.py": {"structured.template"},
 }
 """File -> modules that it names as strings: imported when they must be, or run as programs."""
 

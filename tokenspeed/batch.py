@@ -70,7 +70,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a row brought: 0..k accepted tokens, in order. A row with `error` ends its request and
-    no other.
+    no other; `is_refusal`: what was asked is to blame.
     """
 
     slot: int
@@ -80,6 +80,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """Entries for the prompt positions that this row's chunk predicted (see `Worker`)."""
     error: str | None = None
+    is_refusal: bool = False
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,7 +135,11 @@ _FORMS = ("json", "json_object", "regex", "choice", "grammar", "tool_calls")
 class Constraint(Protocol):
     """The place of one sequence in its grammar; it moves with committed tokens only."""
 
-    def sync(self, output_ids: Sequence[int]) -> str | None:
-        """Move on to the end of `output_ids`, which begin with all that was taken before. The
-        reason, if they cannot be followed.
+    @property
+    def error(self) -> str | None:
+        """Why this sequence cannot go on."""
+
+    def want(self, output_ids: Sequence[int]) -> None:
+        """Have the mask of the token behind `output_ids` made, which begin with those wanted
+        before.
         """

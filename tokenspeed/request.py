@@ -254,6 +254,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     `stop_token` is the id that ended the request, when it was one of `stop_token_ids` or an
     end-of-sequence id. `prompt_logprobs` arrives once, with the first delta: one entry a prompt
     token, the first None. `timing` comes with the first token, when it has changed, and at the end.
+    `is_refusal`: the error is that what was asked cannot be done.
     """
 
     request_id: str
@@ -264,6 +265,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    is_refusal: bool = False
     timing: Timing | None = None
 
 
@@ -314,6 +316,7 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     error: str | None = None
+    is_refusal: bool = False
     timeline: Timeline = field(default_factory=Timeline)
 
     @property

@@ -21,6 +21,8 @@ from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, Toke
 from tokenspeed.server.app import create_app
 from tokenspeed.server.sharing import Shared
 from tokenspeed.server.state import ServerState
+from tokenspeed.structured.host import GrammarHost, vocabulary_of
+from tokenspeed.structured.pool import GrammarPool
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
@@ -55,6 +57,8 @@ def byte_tokenizer() -> Tokenizer:
 TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = TOKENIZER.vocab_size
 (EOS,) = TOKENIZER.eos_token_ids
+GRAMMARS = GrammarHost(lambda: vocabulary_of(TOKENIZER, VOCAB_SIZE, frozenset({EOS})))
+"""One for all servers."""
 
 
 class FakeCommands:
@@ -218,6 +222,9 @@ def make_state(
     chat = ChatTemplate(template if tokenizer else None, special)
     with_tools = ChatTemplate(tool_template, special) if tool_template else None
     state.text = TextSide(tokenizer, chat, model_type=model_type, tool_template=with_tools)
+    if tokenizer is TOKENIZER:
+        output = config.output
+        state.grammars = GrammarPool(GRAMMARS, deadline_s=output.grammar_compile_timeout_secs)
     return state
 
 

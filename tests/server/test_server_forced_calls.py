@@ -13,7 +13,7 @@ from test_server_text import events
 from tool_fakes import CODER, KIMI, OPENING, QWEN, as_folded, asking, folded
 
 from tokenspeed.constraint import StructuredOutputs
-from tokenspeed.structured.compiler import GrammarCompiler
+from tokenspeed.structured.grammar import compile_grammar
 from tokenspeed.structured.matcher import GrammarState, num_words
 from tokenspeed.structured.tokens import token_table
 
@@ -29,14 +29,12 @@ TOOLS: list[dict[str, Any]] = [
 ]
 NAMED = {"type": "function", "function": {"name": "name.v2"}}
 DEEP = QWEN.replace("<tool_call></tool_call>", "<\uff5ctool\u2581calls\u2581begin\uff5c>")
-COMPILER = GrammarCompiler(
-    lambda: token_table(TOKENIZER, VOCAB_SIZE, frozenset({EOS})), any_whitespace=False
-)
+TABLE = token_table(TOKENIZER, VOCAB_SIZE, frozenset({EOS}))
 
 
 def output_under(asked: StructuredOutputs, seed: int) -> str:
     """A text at random that has the form, as the engine would sample it."""
-    state = GrammarState(COMPILER.compile(asked), frozenset({EOS}))
+    state = GrammarState(compile_grammar(asked, TABLE, any_whitespace=False), frozenset({EOS}))
     choose = random.Random(seed)
     ids: list[int] = []
     while not state.may_end:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 from server_fakes import TOKENIZER, Asker, FakeClient, make_state, refused
 
 from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.server.structured import check_grammar
+from tokenspeed.structured.host import GrammarHost
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 LARK = 'start: "a" | "b"'
@@ -109,26 +112,41 @@ async def test_the_place_in_the_schema_is_named(ask: Asker) -> None:
     assert "at $.properties.a.items: Invalid type: str" in error["message"]
 
 
-async def test_a_grammar_that_takes_too_long_is_refused_and_holds_up_nobody() -> None:
+async def test_a_grammar_that_takes_too_long_is_refused_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = FakeClient()
     ask = Asker(client, make_state(client, grammar_compile_timeout_secs=0.1))
-    gate = threading.Event()
-    table = ask.state._token_table
-
-    def slow() -> Any:
-        gate.wait(20)
-        return table()
-
-    ask.state.grammars._load = slow
-    error = refused(await ask.chat(guided_regex="a"))
-    assert "within 0.1 s (--grammar-compile-timeout-secs)" in error["message"]
+    monkeypatch.setattr(GrammarHost, "open", lambda self, job: None)  # as if one never came
+    slow = asyncio.create_task(ask.chat(guided_regex="a"))
     await ask.check_alive()
-    waiting = [ask.state.grammars.submit(StructuredOutputs(regex=f"b{i}")) for i in range(260)]
+    assert "within 0.1 s (--grammar-compile-timeout-secs)" in refused(await slow)["message"]
+    waiting = [asyncio.create_task(ask.chat(guided_regex=f"b{i}")) for i in range(256)]
+    while ask.state.grammars.num_waiting < len(waiting):
+        await asyncio.sleep(0)
     assert "Retry later" in refused(await ask.chat(guided_regex="c"), 429)["message"]
-    gate.set()
-    assert all(each.result(20) for each in waiting)
-    assert ask.state.grammars.compile(StructuredOutputs(regex="a")) is not None
+    for each in waiting:
+        assert "within 0.1 s" in refused(await each)["message"]
+    monkeypatch.undo()
     assert (await ask.chat(guided_regex="a")).status_code == 200
+    await ask.http.aclose()
+
+
+async def test_nothing_is_compiled_for_those_who_have_gone() -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client))
+    pool = ask.state.grammars
+    gone = asyncio.create_task(check_grammar(pool, {}, StructuredOutputs(json=SCHEMA)))
+    while not pool.num_waiting:
+        await asyncio.sleep(0)
+    (grammar,) = pool._kept.values()
+    gone.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await gone
+    assert not pool._kept and not grammar.is_alive
+    assert (await ask.chat(response_format=wrapped(SCHEMA))).status_code == 200
+    (grammar,) = pool._kept.values()
+    assert grammar.is_settled and not grammar.is_alive  # the verdict is all that is kept
     await ask.http.aclose()
 
 

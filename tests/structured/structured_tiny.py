@@ -7,11 +7,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+from llguidance import LLMatcher
 from tiny_checkpoint import CONFIG
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.request import InvalidRequest
+from tokenspeed.structured.follower import run_deep
+from tokenspeed.structured.grammar import compile_grammar
 from tokenspeed.structured.matcher import GrammarState, num_words
+from tokenspeed.structured.tokens import TokenTable
 from tokenspeed.text.tokenizer import Tokenizer
 
 VOCAB = int(str(CONFIG["vocab_size"]))
@@ -37,6 +43,32 @@ def tiny_backend() -> Backend:
 
 def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(tiny_backend(), eos_token_ids=EOS_IDS)
+
+
+class Compiler:
+    """Compiles in this process, as that of a grammar does."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+
+    def compile(self, asked: StructuredOutputs) -> LLMatcher:
+        """Raises InvalidRequest."""
+        found: list[LLMatcher | InvalidRequest] = []
+
+        def run() -> None:
+            try:
+                found.append(compile_grammar(asked, self._table, any_whitespace=_white(asked)))
+            except InvalidRequest as error:
+                found.append(error)
+
+        run_deep(run)
+        if isinstance(found[0], InvalidRequest):
+            raise found[0]
+        return found[0]
+
+
+def _white(asked: StructuredOutputs) -> bool:
+    return not asked.disable_any_whitespace
 
 
 def write_model(tiny_model: str, folder: Path) -> str:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +14,14 @@ from engine_tiny import Outcome, request, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_cases import SCHEMAS, holds
-from structured_tiny import EOS, EOS_IDS, THINK_END, VOCAB, allowed, tiny_tokenizer
+from structured_tiny import EOS, EOS_IDS, THINK_END, VOCAB, Compiler, allowed, tiny_tokenizer
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.worker import Step, Worker
 from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest
-from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.matcher import GrammarState, MaskFiller
+from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.remote import Follower
 from tokenspeed.structured.tokens import TokenTable
 
 TOKENIZER = tiny_tokenizer()
@@ -86,7 +85,7 @@ def test_greedy_takes_the_best_of_what_is_allowed(make_engine: Make, table: Toke
     """The oracle bans by bias, one token a request."""
     engine = make_engine()
     found = run(engine, [ask("masked", 3, DIGITS, temperature=0.0, max_tokens=20)])["masked"]
-    compiled = GrammarCompiler(lambda: table).compile(StructuredOutputs(**DIGITS))
+    compiled = Compiler(table).compile(StructuredOutputs(**DIGITS))
     state = GrammarState(compiled, EOS_IDS)
     prompt = ask("x", 3).prompt_ids
     for index, token in enumerate(found.token_ids):
@@ -154,44 +153,30 @@ def test_a_mask_that_fails_ends_its_request_alone(
     """Also in a step that raises for another reason, whose rows then run one by one."""
     engine = make_engine(disable_overlap_schedule=False)
     alone = tokens(run(engine, mixed()))
-    fill, sample, calls, is_due = MaskFiller.fill, Step.sample, 0, raises
+    want, sample, calls, is_due = Follower.want, Step.sample, 0, raises
 
-    def break_one(self: MaskFiller, states: Any, masks: Any) -> None:
+    def break_one(self: Follower, output_ids: Sequence[int]) -> None:
         nonlocal calls
         calls += 1
-        if calls == 5:
-            states[-1][1].matcher.consume_token(EOS)  # nowhere allowed there
-        fill(self, states, masks)
+        if calls == 9:
+            self.error = "injected"
+        want(self, output_ids)
 
     def fail_once(self: Step, masks: Any = None) -> None:
         nonlocal is_due
-        if is_due and calls == 4:
+        if is_due and calls == 8:
             is_due = False
             raise RuntimeError("injected")
         sample(self, masks)
 
-    monkeypatch.setattr(MaskFiller, "fill", break_one)
+    monkeypatch.setattr(Follower, "want", break_one)
     monkeypatch.setattr(Step, "sample", fail_once)
     together = run(engine, mixed())
     (broken,) = [key for key, outcome in together.items() if outcome.error is not None]
     assert "cannot be followed" in str(together[broken].error)
+    assert not is_due
     for key in set(together) - {broken}:
         assert together[key].token_ids == alone[key]
-
-
-def test_a_grammar_that_is_not_compiled_in_time(make_engine: Make) -> None:
-    engine = make_engine(grammar_compile_timeout_secs=0.2)
-    gate = threading.Event()
-    assert engine._grammars is not None
-    compiler = engine._grammars._compiler
-    load = compiler._load
-    compiler._load = lambda: (gate.wait(20), load())[1]
-    found = run(engine, [ask("slow", 1, DIGITS), ask("free", 2)])
-    assert "within 0.2 s" in str(found["slow"].error)
-    assert found["free"].error is None and found["free"].token_ids
-    gate.set()
-    compiler.deadline_s = 20.0
-    assert run(engine, [ask("again", 1, DIGITS)])["again"].error is None
 
 
 def test_the_grammar_begins_behind_the_reasoning(make_engine: Make) -> None:

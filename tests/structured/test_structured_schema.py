@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema_cases import SCHEMAS, holds
-from structured_tiny import EOS_IDS, allowed, tiny_tokenizer
+from structured_tiny import EOS_IDS, Compiler, allowed, tiny_tokenizer
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.matcher import GrammarState
 from tokenspeed.structured.schema import MAX_CHAIN, MAX_DEPTH, parse_schema
 from tokenspeed.structured.tokens import TokenTable
@@ -25,8 +24,8 @@ SPACES = {token for token in range(150) if TOKENIZER.token_bytes(token).isspace(
 
 
 @pytest.fixture(scope="module")
-def compiler(table: TokenTable) -> GrammarCompiler:
-    return GrammarCompiler(lambda: table)
+def compiler(table: TokenTable) -> Compiler:
+    return Compiler(table)
 
 
 def nested(part: Any) -> dict[str, Any]:
@@ -52,6 +51,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "multipleOf",
     ),
     "remainders of parts": ({"multipleOf": 123.4567}, "multipleOf"),
+    "remainders of allOf in allOf": (
+        {"allOf": [{"allOf": [{"multipleOf": 9973}]}, {"allOf": [{"multipleOf": 9967}]}]},
+        "multipleOf",
+    ),
+    "patterns": ({"patternProperties": {f"^p{i}x": {} for i in range(65)}}, "too many to compare"),
+    "patterns and names": (
+        {
+            "properties": {f"n{i}": {} for i in range(300)},
+            "patternProperties": {f"^p{i}x": {} for i in range(20)},
+        },
+        "too many to compare",
+    ),
     "count": ({"type": "object", "minProperties": 2, "required": ["a"]}, "minProperties"),
     "one of": ({"oneOf": [{"const": 1}, {"const": 2}]}, "oneOf"),
     "type": ({"type": "str"}, "invalid type"),
@@ -78,7 +89,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said_and_where(compiler: GrammarCompiler, case: str) -> None:
+def test_what_is_wrong_is_said_and_where(compiler: Compiler, case: str) -> None:
     schema, reason = REFUSED[case]
     with pytest.raises(InvalidRequest, match=f"(?i){re.escape(reason)}") as failed:
         compiler.compile(StructuredOutputs(json=json.dumps(schema)))
@@ -89,7 +100,7 @@ def test_what_is_wrong_is_said_and_where(compiler: GrammarCompiler, case: str) -
         assert f", at {NESTED_AT}" in str(failed.value)
 
 
-def test_bounds_of_size_and_depth(compiler: GrammarCompiler) -> None:
+def test_bounds_of_size_and_depth(compiler: Compiler) -> None:
     deep: Any = {"type": "string"}
     for _ in range(MAX_DEPTH):
         deep = {"items": deep}
@@ -109,7 +120,26 @@ def test_bounds_of_size_and_depth(compiler: GrammarCompiler) -> None:
         compiler.compile(StructuredOutputs(json=many))
 
 
-def test_references_that_go_round_are_taken(compiler: GrammarCompiler) -> None:
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        {"$ref": "#/$defs/a", "multipleOf": 9967},
+        {"items": {"$ref": "#/$defs/c"}},
+    ],
+    ids=["both", "beside", "chain"],
+)
+def test_remainders_are_counted_through_references(compiler: Compiler, schema: Any) -> None:
+    defs = {
+        "a": {"multipleOf": 9973},
+        "b": {"multipleOf": 9967},
+        "c": {"$ref": "#/$defs/a", "allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/c"}]},
+    }
+    with pytest.raises(InvalidRequest, match="remainders to tell apart"):
+        compiler.compile(StructuredOutputs(json=schema | {"$defs": defs}))
+
+
+def test_references_that_go_round_are_taken(compiler: Compiler) -> None:
     tree = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
     compiler.compile(StructuredOutputs(json=tree))
 
@@ -131,7 +161,7 @@ def walk(state: GrammarState, seed: int, *, prefer: set[int], limit: int = 400) 
     return None
 
 
-def start(compiler: GrammarCompiler, schema: Any) -> GrammarState:
+def start(compiler: Compiler, schema: Any) -> GrammarState:
     return GrammarState(compiler.compile(StructuredOutputs(json=schema)), EOS_IDS)
 
 
@@ -139,7 +169,7 @@ SCORE = {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 1000}
 
 
 @pytest.mark.parametrize("pattern", ["^score$", "^s", "o"])
-def test_overlapping_patterns_and_properties(compiler: GrammarCompiler, pattern: str) -> None:
+def test_overlapping_patterns_and_properties(compiler: Compiler, pattern: str) -> None:
     schema = {
         "type": "object",
         "properties": {"score": SCORE},
@@ -158,7 +188,7 @@ def test_overlapping_patterns_and_properties(compiler: GrammarCompiler, pattern:
     assert ended > 3
 
 
-def test_white_space_is_bounded(compiler: GrammarCompiler) -> None:
+def test_white_space_is_bounded(compiler: Compiler) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     text = walk(start(compiler, schema), 1, prefer=SPACES)
@@ -172,7 +202,7 @@ def test_white_space_is_bounded(compiler: GrammarCompiler) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 99))
-def test_whatever_ends_is_valid(compiler: GrammarCompiler, schema: Any, seed: int) -> None:
+def test_whatever_ends_is_valid(compiler: Compiler, schema: Any, seed: int) -> None:
     text = walk(start(compiler, schema), seed, prefer=set())
     if text is not None:
         assert holds(schema, json.loads(text)), (schema, text)

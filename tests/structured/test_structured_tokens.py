@@ -9,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLTokenizer
-from structured_tiny import CALL, EOS_IDS, VOCAB, allowed, tiny_tokenizer
+from structured_tiny import CALL, EOS_IDS, VOCAB, Compiler, allowed, tiny_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.grammars import unpack
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.matcher import GrammarState, MaskFiller, num_words
+from tokenspeed.structured.matcher import GrammarState, num_words
 from tokenspeed.structured.tokens import TokenTable, _Vocabulary, token_table
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -73,7 +71,7 @@ def test_forced_text_has_the_tokens_that_the_model_knows() -> None:
 @pytest.mark.parametrize("padding", [0, 1, 40])
 def test_bytes_fall_back_and_padding_is_never_allowed(padding: int) -> None:
     size = PIECES.vocab_size + padding
-    compiler = GrammarCompiler(lambda: token_table(PIECES, size, frozenset({2})))
+    compiler = Compiler(token_table(PIECES, size, frozenset({2})))
     state = GrammarState(compiler.compile(StructuredOutputs(regex=".{0,2}")), frozenset({2}))
     words = np.zeros(num_words(size), dtype=np.int32)
     state.fill(words)
@@ -86,7 +84,7 @@ def test_bytes_fall_back_and_padding_is_never_allowed(padding: int) -> None:
 
 
 def test_text_like_a_special_token_is_text(table: TokenTable) -> None:
-    compiler = GrammarCompiler(lambda: table)
+    compiler = Compiler(table)
     text = GrammarState(compiler.compile(StructuredOutputs(choice=("<|call|>",))), EOS_IDS)
     assert CALL not in allowed(text) and len(allowed(text)) == 1
     named = StructuredOutputs(grammar='start: <|call|> "a"')
@@ -96,7 +94,6 @@ def test_text_like_a_special_token_is_text(table: TokenTable) -> None:
 def test_what_has_no_table() -> None:
     plain = Backend(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     cases: list[tuple[Any, str]] = [
-        ((None, 9, EOS_IDS), "needs a tokenizer"),
         ((Tokenizer(plain), 9, frozenset({1})), "no fixed bytes"),
         ((PIECES, 280, frozenset()), "no end-of-sequence token"),
         ((PIECES, 280, frozenset({999})), "no end-of-sequence token"),
@@ -107,7 +104,7 @@ def test_what_has_no_table() -> None:
 
 
 def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
-    compiler = GrammarCompiler(lambda: table)
+    compiler = Compiler(table)
     asked = StructuredOutputs(regex="[ab]{2}[0-9]{3}", reasoning_end=(9, 50))
     tokenizer = tiny_tokenizer()
     a, digit = tokenizer.encode("a")[0], tokenizer.encode("7")[0]
@@ -146,46 +143,10 @@ def test_masks_are_unpacked_beside_logits() -> None:
         assert np.array_equal(found.numpy(), expected[:, :vocab])
 
 
-def test_several_masks_at_once_are_those_of_each(table: TokenTable) -> None:
-    compiler = GrammarCompiler(lambda: table)
-    forms = [f"[a-{letter}]+" for letter in "bcdefgh"]
-    states = [GrammarState(compiler.compile(StructuredOutputs(regex=f)), EOS_IDS) for f in forms]
-    states.append(GrammarState(states[0].matcher, EOS_IDS, reasoning_end=(9,)))
-    expected = [allowed(state) for state in states]
-    masks = np.full((12, num_words(VOCAB)), -1, dtype=np.int32)
-    MaskFiller().fill([(index + 2, state) for index, state in enumerate(states)], masks)
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
-    assert [set(np.flatnonzero(row).tolist()) for row in bits[2:10]] == expected
-    assert bits[[0, 1, 10, 11]].all()
-
-
 def test_long_chains_do_not_end_the_process(table: TokenTable) -> None:
     """They need some 50 MB of stack."""
     chain = "".join(f"r{i}: r{i + 1}\n" for i in range(4000))
-    compiler = GrammarCompiler(lambda: table)
+    compiler = Compiler(table)
     compiler.compile(StructuredOutputs(grammar=f'start: r0\n{chain}r4000: "a"'))
     terms = "".join(f'R{i}: ~("b" R{i + 1})\n' for i in range(2500))
     compiler.compile(StructuredOutputs(grammar=f'start: R0\n{terms}R2500: "a"'))
-
-
-def test_compiled_grammars_are_kept_within_bounds(table: TokenTable) -> None:
-    tables: list[LLTokenizer] = []
-
-    def load() -> TokenTable:
-        tables.append(table.tokens)
-        return table
-
-    compiler = GrammarCompiler(load)
-    first = StructuredOutputs(regex="a{0}b")
-    assert compiler.compile(first) is compiler.compile(StructuredOutputs(regex="a{0}b"))
-    bare = StructuredOutputs(json=True, disable_any_whitespace=True)
-    assert compiler.compile(bare) is not compiler.compile(StructuredOutputs(json=True))
-    futures = [compiler.submit(StructuredOutputs(regex=f"a{{{i}}}b")) for i in range(200)]
-    for future in futures:
-        future.result(20)
-    compiler.compile(StructuredOutputs(regex="last"))
-    assert len(compiler._kept) <= 129 and len(tables) == 1
-    for _ in range(2):  # errors are kept too, and are new ones each time
-        with pytest.raises(InvalidRequest, match="look-around") as failed:
-            compiler.compile(StructuredOutputs(regex="(?=a)"))
-        assert len(failed.traceback) < 8

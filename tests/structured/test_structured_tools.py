@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from structured_tiny import CALL, EOS_IDS, allowed, tiny_tokenizer
+from structured_tiny import CALL, EOS_IDS, Compiler, allowed, tiny_tokenizer
 
 from tokenspeed.constraint import (
     ARGUMENTS,
@@ -18,7 +18,6 @@ from tokenspeed.constraint import (
     ToolCalls,
 )
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.compiler import GrammarCompiler
 from tokenspeed.structured.matcher import GrammarState
 from tokenspeed.structured.tokens import TokenTable
 
@@ -40,11 +39,11 @@ TOOLS = (("add", json.dumps(SCHEMA)), ("name.v2", json.dumps(SCHEMA)))
 
 
 @pytest.fixture(scope="module")
-def compiler(table: TokenTable) -> GrammarCompiler:
-    return GrammarCompiler(lambda: table)
+def compiler(table: TokenTable) -> Compiler:
+    return Compiler(table)
 
 
-def start(compiler: GrammarCompiler, **fields: Any) -> GrammarState:
+def start(compiler: Compiler, **fields: Any) -> GrammarState:
     asked = StructuredOutputs(tool_calls=ToolCalls(**fields))
     return GrammarState(compiler.compile(asked), EOS_IDS)
 
@@ -78,14 +77,14 @@ ONE, TWO = hermes("add", '{"n": 1}'), hermes("name.v2", '{"n":22}')
         (ONE[:-3], False, False),
     ],
 )
-def test_what_is_a_call(compiler: GrammarCompiler, text: str, required: bool, free: bool) -> None:
+def test_what_is_a_call(compiler: Compiler, text: str, required: bool, free: bool) -> None:
     fields = {"format": HERMES, "tools": TOOLS}
     assert follows(start(compiler, **fields), text) == required
     assert follows(start(compiler, **fields, parallel=False), text) == (text == ONE)
     assert follows(start(compiler, **fields, required=False), text) == free
 
 
-def test_special_tokens_are_tokens(compiler: GrammarCompiler) -> None:
+def test_special_tokens_are_tokens(compiler: Compiler) -> None:
     state = start(compiler, format=MARKED, tools=TOOLS)
     assert allowed(state) == {CALL}
     assert follows(state, '<|call|>[{add:7|{"n": 5}},{name.v2:12|{"n": 5}}]')
@@ -96,7 +95,7 @@ def test_special_tokens_are_tokens(compiler: GrammarCompiler) -> None:
 
 
 @pytest.mark.parametrize("spelling", [HERMES, MARKED])
-def test_random_outputs_are_calls(compiler: GrammarCompiler, spelling: ToolCallFormat) -> None:
+def test_random_outputs_are_calls(compiler: Compiler, spelling: ToolCallFormat) -> None:
     ended = 0
     for seed in range(6):
         state = start(compiler, format=spelling, tools=TOOLS, parallel=False)
@@ -112,7 +111,7 @@ def test_random_outputs_are_calls(compiler: GrammarCompiler, spelling: ToolCallF
     assert ended > 3
 
 
-def test_a_bad_schema_names_its_tool(compiler: GrammarCompiler) -> None:
+def test_a_bad_schema_names_its_tool(compiler: Compiler) -> None:
     bad = json.dumps({"type": "object", "properties": {"a": {"type": "str"}}})
     with pytest.raises(InvalidRequest, match=r"in tool search, at \$\.properties\.a: Invalid type"):
         start(compiler, format=HERMES, tools=(*TOOLS, ("search", bad)))

@@ -50,6 +50,7 @@ def make_delta(
         finish_reason=request.finish_reason,
         stop_token=request.stop_token,
         error=request.error,
+        is_refusal=request.is_refusal,
         timing=request.timeline.news(is_last=request.finish_reason is not None),
     )
     if not request.is_reported:

@@ -28,8 +28,9 @@ from tokenspeed.kv.specs import CacheGroup, LayerScales, cache_groups
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
 from tokenspeed.spans import span
-from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.tokens import TokenTable, token_table
+from tokenspeed.structured.host import GrammarHost, vocabulary_of
+from tokenspeed.structured.orders import Vocabulary
+from tokenspeed.structured.pool import GrammarPool
 from tokenspeed.text.source import eos_token_ids
 from tokenspeed.text.tokenizer import load_tokenizer
 
@@ -200,18 +201,18 @@ def _eos_ids(model: ServedModel, vocab_size: int) -> frozenset[int]:
 def _grammars(
     model: ServedModel, config: Config, vocab_size: int, eos_ids: frozenset[int]
 ) -> Grammars:
-    """The vocabulary is loaded for the first request with a grammar, in the compiler's thread."""
+    """The vocabulary is loaded for the first request with a grammar, beside the engine's steps."""
     wanted = config.model
 
-    def table() -> TokenTable:
+    def vocabulary() -> Vocabulary:
         tokenizer = None
         if not wanted.skip_tokenizer_init:
             tokenizer = load_tokenizer(model.source, wanted.tokenizer)
-        return token_table(tokenizer, vocab_size, eos_ids)
+        return vocabulary_of(tokenizer, vocab_size, eos_ids)
 
-    compiler = GrammarCompiler(
-        table,
+    pool = GrammarPool(
+        GrammarHost(vocabulary),
         deadline_s=config.output.grammar_compile_timeout_secs,
         any_whitespace=not config.output.disable_any_whitespace,
     )
-    return Grammars(compiler, vocab_size, eos_ids, pinned=model.device.type == "cuda")
+    return Grammars(pool, vocab_size, pinned=model.device.type == "cuda")

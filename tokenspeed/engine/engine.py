@@ -8,7 +8,8 @@ own: rows that raise again end their request with an error, all others lose noth
 left, the device itself may be lost: then the error of a check of it ends the engine.
 
 Rows with a grammar need the tokens of the step before: a step with such rows is launched, the one
-before is committed while it runs, and only then it is sampled.
+before is committed while it runs, and only then it is sampled. A row whose mask is late is sent
+away, and computes again what it had when the mask is there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tokenspeed.request import (
 )
 
 COMPILE_POLL_S = 0.005
-"""How long a step that has nothing else to do waits for a grammar."""
+"""How long a step that has nothing else to do waits for a grammar or a mask."""
 
 
 class LaunchedStep(Protocol):
@@ -114,7 +115,7 @@ class Engine:
 
     @property
     def _num_compiling(self) -> int:
-        """Requests that wait for their grammar."""
+        """Requests that wait for their grammar, or for a mask."""
         return 0 if self._grammars is None else len(self._grammars)
 
     def add(self, spec: GenerateRequest) -> None:
@@ -217,7 +218,7 @@ class Engine:
             if error is None:
                 self._scheduler.add(request)
             else:
-                request.error = error
+                request.error, request.is_refusal = error, True
                 ends.append(_end(request, State.FINISHED, FinishReason.ERROR))
         return ends
 
@@ -232,16 +233,16 @@ class Engine:
             if not needs_masks:
                 step.sample()
         except Exception as error:
-            return self._finish(previous) + self._scheduler.commit(self._run_rows(batch, error))
+            return self._finish(previous) + self._run_rows(batch, error)
         if needs_masks:
             deltas += self._finish(previous)
             previous = None
             try:
-                masks, failures = self._masks(batch)
-                deltas += [self._scheduler.fail(*failure) for failure in failures.items()]
+                masks, ends = self._masks(batch)
+                deltas += ends
                 step.sample(masks)
             except Exception as error:
-                return deltas + self._scheduler.commit(self._run_rows(batch, error))
+                return deltas + self._run_rows(batch, error)
         if self._overlap:
             self._in_flight = step
         else:
@@ -252,11 +253,17 @@ class Engine:
         requests = self._scheduler.sampled_requests(batch)
         return any(each is not None and each.constraint is not None for each in requests)
 
-    def _masks(self, batch: Batch) -> tuple[Tensor | None, dict[str, str]]:
-        """Masks of the sampled rows; by id, why a request cannot follow its grammar."""
+    def _masks(self, batch: Batch) -> tuple[Tensor | None, list[RequestDelta]]:
+        """Masks of the sampled rows, and the ends of requests that cannot follow their grammar.
+        Those whose mask is late leave the batch until it is there.
+        """
         if self._grammars is None:
-            return None, {}
-        return self._grammars.masks(self._scheduler.sampled_requests(batch))
+            return None, []
+        found = self._grammars.masks(self._scheduler.sampled_requests(batch))
+        for request_id in found.late:
+            self._grammars.hold(self._scheduler.park(request_id))
+        ends = [self._scheduler.refuse(*failure) for failure in found.failures.items()]
+        return found.masks, ends
 
     def _finish(self, step: LaunchedStep | None) -> list[RequestDelta]:
         """Commit a launched step. Its sampling is done, so it cannot be run again: should even the
@@ -273,28 +280,27 @@ class Engine:
             result = StepResult(batch=step.batch, rows=rows)
         return self._scheduler.commit(result)
 
-    def _run_rows(self, batch: Batch, cause: Exception) -> StepResult:
-        """Run a step that raised again, each row as a batch of its own."""
+    def _run_rows(self, batch: Batch, cause: Exception) -> list[RequestDelta]:
+        """Run a step that raised again, each row as a batch of its own, and commit it."""
         count = len(batch.rows)
         logger.error(
             "step %d raised; running its %d rows one by one", batch.step, count, exc_info=cause
         )
-        results = []
+        results, deltas = [], []
         for row in batch.rows:
             starts = [start for start in batch.starts if start.slot == row.slot]
             try:
                 alone = Batch(step=batch.step, rows=[row], starts=starts)
                 step = self._worker.launch(alone)
-                masks, failures = self._masks(alone)
-                for error in failures.values():
-                    raise RuntimeError(error)
+                masks, ends = self._masks(alone)
+                deltas += ends
                 step.sample(masks)
                 results += step.result().rows
             except Exception as row_error:
                 results.append(_failed(row, row_error))
         if all(result.error is not None for result in results):
             self._worker.check_device()
-        return StepResult(batch=batch, rows=results)
+        return deltas + self._scheduler.commit(StepResult(batch=batch, rows=results))
 
 
 def _end(request: Request, state: State, reason: FinishReason) -> RequestDelta:

@@ -1,126 +1,197 @@
 """Requests with a grammar: compiled before they are queued, and the masks of a step's rows.
 
 A grammar moves with committed tokens only. So the mask of a row that is sampled in step N + 1 is
-made when step N has been committed, while the forward of N + 1 runs; steps without such rows do
-not wait.
+asked for when step N has been committed, and made by the grammar's process while the forward of
+N + 1 runs. Steps without such rows do not wait; those with some wait a little. A row whose mask is
+late leaves the batch until it is there, so that the others go on.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
-from concurrent import futures
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 
 import torch
-from llguidance import LLMatcher
 from torch import Tensor
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.pinned import send
 from tokenspeed.request import InvalidRequest, Request
-from tokenspeed.structured.compiler import GrammarCompiler, outcome
-from tokenspeed.structured.matcher import GrammarState, MaskFiller, num_words
+from tokenspeed.structured.pool import GrammarPool
+from tokenspeed.structured.remote import Follower, RemoteGrammar
+
+MAX_WAIT_S = 0.05
+"""Of one step for its masks."""
+MAX_PATIENCE_S = 0.2
+PATIENCE_STEP_S = 0.001
+"""How long steps wait for one row: so long in all, and so much longer with each of its tokens."""
+_CHECK_S = 0.01
+_ON_ITS_WAY_S = 0.002
+_UNFOLLOWED = "the grammar cannot be followed: "
 
 
 @dataclass(frozen=True)
-class _Compiling:
+class _Waiting:
+    """For its grammar to be compiled; or, once it follows one, for a mask."""
+
     request: Request
-    future: futures.Future[LLMatcher]
-    deadline: float
+    grammar: RemoteGrammar
+
+
+@dataclass(frozen=True)
+class StepMasks:
+    """Of the sampled rows of a step. `masks` are packed, on the host, int32 [R, W]; None if no row
+    has any. A row without a grammar, or whose request has ended, allows everything. `failures` say
+    by id why a request cannot go on; the masks of `late` ones are still being made.
+    """
+
+    masks: Tensor | None
+    failures: dict[str, str]
+    late: list[str]
 
 
 class Grammars:
-    """Lives on the engine's thread; only the compiler has threads of its own."""
+    """Lives on the engine's thread."""
 
-    def __init__(
-        self, compiler: GrammarCompiler, vocab_size: int, eos_ids: frozenset[int], pinned: bool
-    ) -> None:
+    def __init__(self, pool: GrammarPool, vocab_size: int, pinned: bool) -> None:
         """`pinned`: masks go to a GPU."""
-        self._compiler = compiler
-        self._vocab_size = vocab_size
-        self._eos_ids = eos_ids
+        self._pool = pool
+        self._num_words = -(-vocab_size // 32)
         self._pinned = pinned
-        self._compiling: dict[str, _Compiling] = {}
-        self._filler = MaskFiller()
+        self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
-        """Requests that wait for their grammar."""
-        return len(self._compiling)
+        """Requests that wait for their grammar, or for a mask."""
+        return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._compiling
+        return request_id in self._waiting
 
     def check(self, asked: StructuredOutputs) -> None:
         """Compile now. Raises InvalidRequest."""
-        self._compiler.compile(asked)
+        grammar = self._pool.get(asked)
+        while not grammar.is_settled:
+            self._pool.poll(grammar)
+            _sleep([grammar], _CHECK_S)
+        if grammar.error is not None:
+            raise InvalidRequest(grammar.error)
 
     def begin(self, request: Request) -> None:
         """Have the request's grammar compiled; `take_ready` hands the request back."""
         asked = request.params.structured_outputs
         assert asked is not None
-        deadline = time.monotonic() + self._compiler.deadline_s
-        self._compiling[request.id] = _Compiling(request, self._compiler.submit(asked), deadline)
+        self._wait_for(request, self._pool.get(asked))
+
+    def hold(self, request: Request) -> None:
+        """Keep a request, which has left the scheduler, until its mask is there."""
+        assert isinstance(request.constraint, Follower)
+        self._wait_for(request, request.constraint.grammar)
+
+    def _wait_for(self, request: Request, grammar: RemoteGrammar) -> None:
+        self._waiting[request.id] = _Waiting(request, grammar)
+        grammar.num_waiting += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Until a grammar has been compiled, or so long."""
-        waiting = [each.future for each in self._compiling.values()]
-        futures.wait(waiting, timeout_s, futures.FIRST_COMPLETED)
+        """Until a process has something to say, or so long."""
+        _sleep([each.grammar for each in self._waiting.values()], timeout_s)
 
     def take(self, request_id: str) -> Request:
-        """Give up waiting for a grammar."""
-        return self._compiling.pop(request_id).request
+        """Give up waiting. What a process does for nobody else ends."""
+        given_up = self._waiting.pop(request_id)
+        grammar, request = given_up.grammar, given_up.request
+        grammar.num_waiting -= 1
+        others = any(each is not request.constraint for each in grammar.followers)
+        if grammar.is_busy and not others and not grammar.num_waiting:
+            self._pool.drop(grammar)
+        return request
 
     def take_ready(self) -> list[tuple[Request, str | None]]:
-        """Requests whose grammar is there now, in order of arrival; or why it will not be."""
-        if not self._compiling:
-            return []
-        now = time.monotonic()
-        done = [
-            each for each in self._compiling.values() if each.future.done() or now >= each.deadline
-        ]
-        return [(self.take(each.request.id), self._attach(each)) for each in done]
-
-    def _attach(self, compiled: _Compiling) -> str | None:
-        request = compiled.request
-        asked = request.params.structured_outputs
-        assert asked is not None
-        try:
-            if not compiled.future.done():
-                raise self._compiler.overrun()
-            matcher = outcome(compiled.future)
-        except InvalidRequest as error:
-            return str(error)
-        request.constraint = GrammarState(matcher, self._eos_ids, asked.reasoning_end)
-        return None
-
-    def masks(self, rows: Sequence[Request | None]) -> tuple[Tensor | None, dict[str, str]]:
-        """Packed masks on the host, int32 [R, W], of the sampled rows of a step; None if no row has
-        a grammar. A row of a request that has ended (None) or is free allows everything. And by id,
-        why a request cannot go on.
-        """
-        states: list[tuple[int, GrammarState]] = []
-        failures: dict[str, str] = {}
-        for index, request in enumerate(rows):
-            if request is None or not isinstance(request.constraint, GrammarState):
-                continue
-            error = request.constraint.sync(request.output_ids)
-            if error is None:
-                states.append((index, request.constraint))
+        """Requests that need not wait any longer, in order of arrival; or why they cannot go on."""
+        for grammar in _distinct(each.grammar for each in self._waiting.values()):
+            self._pool.poll(grammar)
+        ready: list[tuple[Request, str | None]] = []
+        for each in [*self._waiting.values()]:
+            follower = each.request.constraint
+            if isinstance(follower, Follower):
+                is_done, error = follower.mask is not None, follower.error
             else:
-                failures[request.id] = f"the grammar cannot be followed: {error}"
-        if not states:
-            return None, failures
-        shape = len(rows), num_words(self._vocab_size)
-        masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._pinned)
-        self._filler.fill(states, masks.numpy())
-        for index, state in states:
-            if error := state.error:
-                request = rows[index]
-                assert request is not None
-                failures[request.id] = f"the grammar cannot be followed: {error}"
-        return masks, failures
+                is_done, error = each.grammar.is_settled, each.grammar.error
+            if not is_done and error is None:
+                continue
+            if error is None and follower is None:
+                self._attach(each)
+            elif error is not None and follower is not None:
+                error = _UNFOLLOWED + error
+            ready.append((self.take(each.request.id), error))
+        return ready
+
+    def _attach(self, compiled: _Waiting) -> None:
+        asked = compiled.request.params.structured_outputs
+        assert asked is not None
+        follower = compiled.grammar.follow(asked.reasoning_end)
+        follower.patience_s = MAX_PATIENCE_S
+        compiled.request.constraint = follower
+
+    def masks(self, rows: Sequence[Request | None]) -> StepMasks:
+        """Ask for the masks of the sampled rows of a step, and wait a little for them."""
+        due: list[tuple[int, Request, Follower]] = []
+        for index, request in enumerate(rows):
+            if request is not None and isinstance(request.constraint, Follower):
+                due.append((index, request, request.constraint))
+                request.constraint.want(request.output_ids)
+        self._await([follower for _, _, follower in due])
+        failures: dict[str, str] = {}
+        late: list[str] = []
+        masks: Tensor | None = None
+        for index, request, follower in due:
+            if follower.error is not None:
+                failures[request.id] = _UNFOLLOWED + follower.error
+            elif follower.mask is None:
+                late.append(request.id)
+            else:
+                if masks is None:
+                    shape = len(rows), self._num_words
+                    masks = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._pinned)
+                masks[index] = torch.frombuffer(bytearray(follower.mask), dtype=torch.int32)
+        return StepMasks(masks, failures, late)
+
+    def _await(self, followers: list[Follower]) -> None:
+        """Until all masks are there, or patience is at an end; those waited for share the time."""
+        grammars = _distinct(each.grammar for each in followers)
+        began = now = time.monotonic()
+        for follower in followers:
+            follower.patience_s = min(MAX_PATIENCE_S, follower.patience_s + PATIENCE_STEP_S)
+        while True:
+            for grammar in grammars:
+                self._pool.poll(grammar)
+            pending = [each for each in followers if each.mask is None and each.error is None]
+            patience = max((each.patience_s for each in pending), default=0.0)
+            left = min(MAX_WAIT_S, patience) - (now - began)
+            if left <= 0:
+                break
+            _sleep([each.grammar for each in pending], left)
+            now = time.monotonic()
+        for follower in followers:
+            follower.patience_s -= (now - began) / len(followers)
+
+
+def _distinct(grammars: Iterable[RemoteGrammar]) -> list[RemoteGrammar]:
+    return [*{id(grammar): grammar for grammar in grammars}.values()]
+
+
+def _sleep(grammars: Iterable[RemoteGrammar], timeout_s: float) -> None:
+    """Until a process has something to say, or so long."""
+    connections = [each.connection for each in _distinct(grammars)]
+    there = [each for each in connections if each is not None]
+    if len(there) < len(connections):  # nothing tells when a process is there
+        timeout_s = min(timeout_s, _ON_ITS_WAY_S)
+    if there:
+        wait(there, timeout_s)
+    else:
+        time.sleep(timeout_s)
 
 
 def unpack(masks: Tensor, logits: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from tokenspeed.kernels.score_rows import score_rows
 
 ERRORS = {
     NOT_FINITE: "the model produced NaN logits",
-    NO_TOKEN: "no token may be sampled: bias, min_tokens, allowed tokens, bad words and masks ban "
-    "all of them",
+    NO_TOKEN: "no token may be sampled: together, logit_bias, min_tokens, allowed_token_ids, "
+    "bad_words and the form of the output ban all of them; leave one of these out",
 }
 MIN_TEMPERATURE = 1e-5
 """Lower ones are raised to it: it cannot be told from greedy, and 1e-40 would divide to NaN."""

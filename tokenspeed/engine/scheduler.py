@@ -110,8 +110,11 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> None:
-        """Settle a request and queue it, or raise InvalidRequest and change nothing."""
-        self.settle(request)
+        """Settle a request and queue it, or raise InvalidRequest and change nothing. One that was
+        parked is settled already, and is now the youngest.
+        """
+        if request.state is State.WAITING:
+            self.settle(request)
         request.order = next(self._orders)
         self._requests[request.id] = request
         self._waiting.append(request)
@@ -150,14 +153,21 @@ class Scheduler:
         request.finish_reason = FinishReason.ABORT
         return self._withdraw(request, State.ABORTED)
 
+    def park(self, request_id: str) -> Request:
+        """Send a running request away until it is added again."""
+        (admission,) = [one for one in self._residents.running if one.request.id == request_id]
+        self._preempt(admission)
+        self._waiting.popleft()
+        return self._requests.pop(request_id)
+
     def flush_cache(self) -> int:
         """Forget the prefixes that no request uses; how many pages of each group that frees."""
         return self._kv.flush()
 
-    def fail(self, request_id: str, error: str) -> RequestDelta:
-        """End a request that cannot go on, in whatever state it is."""
+    def refuse(self, request_id: str, error: str) -> RequestDelta:
+        """End a request whose demand cannot be met, in whatever state it is."""
         request = self._requests[request_id]
-        request.finish_reason, request.error = FinishReason.ERROR, error
+        request.finish_reason, request.error, request.is_refusal = FinishReason.ERROR, error, True
         return self._withdraw(request, State.FINISHED)
 
     def sampled_requests(self, batch: Batch) -> list[Request | None]:
@@ -294,6 +304,7 @@ class Scheduler:
         if outcome.error is not None:
             self._num_nan_aborted += outcome.error == ERRORS[NOT_FINITE]
             request.finish_reason, request.error = FinishReason.ERROR, outcome.error
+            request.is_refusal = outcome.is_refusal
             self._end(request, State.FINISHED, admission)
             return make_delta(request, [])
         if outcome.prompt_logprobs is not None:

@@ -30,7 +30,7 @@ from tokenspeed.engine.messages import (
 )
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
-from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta, job_of
+from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta, job_of
 from tokenspeed.text.errors import ModelError
 
 IDLE_CHECK_MS = 1000
@@ -81,14 +81,11 @@ class Server:
             self._link.send(client, done)
         elif isinstance(message, Submit):
             request_id = message.request.id
-            error = "its id is in use" if request_id in self._owners else self._add(message)
-            if error is None:
+            end = self._add(message.request)
+            if end is None:
                 self._owners[request_id] = client
-                return
-            delta = RequestDelta(
-                request_id=request_id, finish_reason=FinishReason.ERROR, error=error
-            )
-            self._outbox.setdefault(client, []).append(delta)
+            else:
+                self._outbox.setdefault(client, []).append(end)
 
     def _command(self, message: Command) -> Done:
         engine = self._engine
@@ -109,16 +106,21 @@ class Server:
         self._post(self._engine.abort(ids))
         return len({jobs[id] for id in ids})
 
-    def _add(self, message: Submit) -> str | None:
-        """Queue a request; the reason if it cannot be."""
+    def _add(self, request: GenerateRequest) -> RequestDelta | None:
+        """Queue a request; its end if it cannot be."""
+        end = RequestDelta(request_id=request.id, finish_reason=FinishReason.ERROR)
         try:
-            self._engine.add(message.request)
+            if request.id in self._owners:
+                raise InvalidRequest("its id is in use")
+            self._engine.add(request)
         except InvalidRequest as error:
-            return str(error)
+            end.error, end.is_refusal = str(error), True
         except Exception as error:
-            logger.exception("request %s could not be queued", message.request.id)
-            return f"the engine failed on this request: {type(error).__name__}: {error}"
-        return None
+            logger.exception("request %s could not be queued", request.id)
+            end.error = f"the engine failed on this request: {type(error).__name__}: {error}"
+        else:
+            return None
+        return end
 
     def _post(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:

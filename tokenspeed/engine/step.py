@@ -18,7 +18,7 @@ from tokenspeed.engine.logprobs import Scores, score
 from tokenspeed.engine.pinned import Fetch, send
 from tokenspeed.engine.sampler import ERRORS, SamplingPlan, sample
 from tokenspeed.engine.slots import Slots
-from tokenspeed.kernels.sample_rows import NOT_FINITE, OK
+from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, OK
 from tokenspeed.request import TokenLogprob
 
 
@@ -138,7 +138,7 @@ class Step:
                 slot=start.slot, generation=start.generation, token_ids=[token], logprobs=logprobs
             )
             if status != OK:
-                result = _failed(result, ERRORS[status])
+                result = _failed(result, ERRORS[status], is_refusal=status == NO_TOKEN)
             results.append(result)
         return results
 
@@ -147,8 +147,10 @@ def _fetch(scores: Scores) -> Fetch:
     return Fetch(scores.ids, scores.chosen, scores.top_ids, scores.top)
 
 
-def _failed(result: RowResult, error: str) -> RowResult:
-    return RowResult(slot=result.slot, generation=result.generation, error=error)
+def _failed(result: RowResult, error: str, *, is_refusal: bool = False) -> RowResult:
+    return RowResult(
+        slot=result.slot, generation=result.generation, error=error, is_refusal=is_refusal
+    )
 
 
 def _with_prompt(result: RowResult, entries: list[TokenLogprob]) -> RowResult:

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tokenspeed.engine.deltas import joined
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, job_of
-from tokenspeed.server.errors import APIError, ended_by_operator
+from tokenspeed.server.errors import APIError, bad_request, ended_by_operator
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.output import OutputText, Sample, TextDelta
@@ -223,6 +223,8 @@ def _joined(pieces: list[Piece]) -> Piece:
 
 def _raise_failure(delta: RequestDelta) -> None:
     """One request failed in an engine that goes on, or was ended there."""
+    if delta.is_refusal:
+        raise bad_request(f"The request cannot be served: {delta.error}")
     if delta.finish_reason is FinishReason.ERROR:
         raise APIError(500, f"The engine could not finish the request: {delta.error or 'unknown'}")
     if delta.finish_reason is FinishReason.ABORT:

@@ -36,8 +36,9 @@ from tokenspeed.server.protocol import FieldWarnings
 from tokenspeed.server.request_stats import RequestTimer
 from tokenspeed.server.sharing import Shared, alone
 from tokenspeed.spans import span
-from tokenspeed.structured.compiler import GrammarCompiler
-from tokenspeed.structured.tokens import TokenTable, token_table
+from tokenspeed.structured.host import GrammarHost, vocabulary_of
+from tokenspeed.structured.orders import Vocabulary
+from tokenspeed.structured.pool import GrammarPool
 from tokenspeed.text.text_side import TextSide
 
 _LARGE_BODIES = 8
@@ -128,22 +129,20 @@ class ServerState:
         return ready, text
 
     @functools.cached_property
-    def grammars(self) -> GrammarCompiler:
-        """Compiles what requests demand, to find what cannot be: the engine compiles it again, in a
-        process that no schema of a client's can hold up.
-        """
+    def grammars(self) -> GrammarPool:
+        """Compiles what requests demand, to find what cannot be before anything is answered."""
         output = self.config.output
-        return GrammarCompiler(
-            self._token_table,
+        return GrammarPool(
+            GrammarHost(self._vocabulary),
             deadline_s=output.grammar_compile_timeout_secs,
             any_whitespace=not output.disable_any_whitespace,
         )
 
-    def _token_table(self) -> TokenTable:
+    def _vocabulary(self) -> Vocabulary:
         ready, tokenizer = self.client.ready, self.text.tokenizer if self.text else None
         assert ready is not None
         ends = tokenizer.eos_token_ids if tokenizer is not None else frozenset()
-        return token_table(tokenizer, ready.vocab_size, ends)
+        return vocabulary_of(tokenizer, ready.vocab_size, ends)
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries; raises a 404 for a model that is not served here."""

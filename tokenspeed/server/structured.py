@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 
 from tokenspeed.constraint import StructuredOutputs
-from tokenspeed.request import InvalidRequest
 from tokenspeed.server.errors import bad_request, overloaded
-from tokenspeed.structured.compiler import GrammarCompiler, outcome
+from tokenspeed.structured.pool import GrammarPool
+
+MAX_WAITING = 256
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
 
 FORMS = {
     "response_format": "",
@@ -78,23 +80,27 @@ _RESPONSE_TYPES = ("text", "json_object", "json_schema")
 
 
 async def check_grammar(
-    compiler: GrammarCompiler, fields: Mapping[str, Any], asked: StructuredOutputs | None
+    pool: GrammarPool, fields: Mapping[str, Any], asked: StructuredOutputs | None
 ) -> None:
-    """Wait until what the fields demand has been compiled. Raises APIError naming the field."""
+    """Wait until what the fields demand has been compiled. Raises APIError naming the field. What
+    nobody waits for any more is not compiled any further.
+    """
     if asked is None:
         return
     demanding = (name for name, value in fields.items() if structured_outputs({name: value}))
     name = next(demanding, "tools")  # which have no field of their own for it
-    if compiler.is_full:
+    if pool.num_waiting >= MAX_WAITING:
         raise overloaded("Too many grammars wait to be compiled. Retry later.")
-    compiling = compiler.submit(asked)
-    waiting = asyncio.wrap_future(compiling)
-    waiting.add_done_callback(lambda future: future.exception())  # seen, however this ends
+    grammar, pause_s = pool.get(asked), _FIRST_PAUSE_S
+    grammar.num_waiting += 1
     try:
-        # Others may wait for the same grammar: it is not this one's to cancel.
-        await asyncio.wait([waiting], timeout=compiler.deadline_s)
-        if not compiling.done():
-            raise compiler.overrun()
-        outcome(compiling)
-    except InvalidRequest as error:
-        raise bad_request(str(error), name) from None
+        while not grammar.is_settled:
+            pool.poll(grammar)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.3 * pause_s, _LAST_PAUSE_S)
+    finally:
+        grammar.num_waiting -= 1
+        if not grammar.num_waiting:
+            pool.release(grammar)
+    if grammar.error is not None:
+        raise bad_request(grammar.error, name)

@@ -1,7 +1,7 @@
 """From what is asked to a matcher at the beginning of its grammar, or to a line that says why not.
 
-Runs in the threads of `GrammarCompiler` alone: the grammar engine recurses as deep as a grammar is
-long, which their stacks are made for.
+Runs in the process of a grammar, in a thread with a stack for it: the grammar engine recurses as
+deep as a grammar is long.
 """
 
 from __future__ import annotations

@@ -6,17 +6,15 @@ of ceil(V / 32) of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from tokenspeed.structured.grammar import plain
 
 Words = NDArray[np.int32]
-_MAX_THREADS = 8
 
 
 def num_words(vocab_size: int) -> int:
@@ -59,10 +57,13 @@ class GrammarState:
         """Move on to the end of `output_ids`, which begin with all tokens taken before: so nothing
         is lost when a request is preempted and computed again. The reason, if that cannot be.
         """
-        new = list(output_ids[self._num_tokens :])
-        accepted = self.advance(new)
-        if accepted < len(new):
-            return self.error or f"token {new[accepted]} is not in the grammar"
+        return self.take(output_ids[self._num_tokens :])
+
+    def take(self, tokens: Sequence[int]) -> str | None:
+        """Move on by `tokens`, for good. The reason, if that cannot be."""
+        accepted = self.advance(tokens)
+        if accepted < len(tokens):
+            return self.error or f"token {tokens[accepted]} is not in the grammar"
         return self.error
 
     def advance(self, tokens: Sequence[int]) -> int:
@@ -120,23 +121,3 @@ class GrammarState:
             self.fill(masks[index + 1])
         self.rollback(accepted)
         return accepted
-
-
-class MaskFiller:
-    """Fills the masks of several sequences at once, in threads where there are cores for it."""
-
-    def __init__(self) -> None:
-        count = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-        self._executor = LLExecutor(count) if count > 1 else None
-
-    def fill(self, states: Sequence[tuple[int, GrammarState]], masks: Words) -> None:
-        """`masks[row]` of each (row, state)."""
-        jobs = [(state.matcher, row) for row, state in states if not state.is_thinking]
-        alone = self._executor is None or len(jobs) < 2
-        for row, state in states:
-            if alone or state.is_thinking:
-                state.fill(masks[row])
-        if self._executor is not None and not alone:
-            self._executor.unsafe_compute_mask_ptr(
-                jobs, masks.ctypes.data, masks.strides[0], masks.shape[0]
-            )

@@ -23,6 +23,11 @@ MAX_CHAIN = 1000
 MAX_QUESTIONS = 300
 """Parts that are tried in the search for the one that is wrong."""
 
+MAX_PATTERNS = 64
+"""Of the names of one object: each is compared with each."""
+MAX_PATTERN_NAMES = 4096
+"""Pairs of a pattern and a name beside it: each is tried."""
+
 _MAX_REMAINDERS = 10_000
 """That many take no time; a hundred times as many, minutes and gigabytes."""
 
@@ -81,28 +86,36 @@ _UNSATISFIABLE = "Unsatisfiable schema"
 _ENOUGH = len(_UNSATISFIABLE)
 
 
-def mend(schema: Any, is_dead: Callable[[list[str], str], bool], path: str = "$") -> Any:
+def mend(
+    schema: Any, is_dead: Callable[[list[str], str], bool], path: str = "$", root: Any = None
+) -> Any:
     """The schema without what would let an output begin that cannot end. Raises InvalidRequest for
     what cannot be held.
 
     `is_dead(names, pattern)`: does a pattern match no name beside `names`? The grammar engine
-    would offer a further property, and no name for it.
+    would offer a further property, and no name for it. `root` is what references are into; the
+    schema itself without one.
     """
     if not isinstance(schema, dict):
         return schema
+    root = schema if root is None else root
     whole = dict(schema)
+    _check_patterns(schema, path)
     for key in _NAMED:
         if isinstance(named := schema.get(key), dict):
             whole[key] = {
-                name: mend(part, is_dead, f"{path}.{key}.{name}") for name, part in named.items()
+                name: mend(part, is_dead, f"{path}.{key}.{name}", root)
+                for name, part in named.items()
             }
     for key in _LIST:
         if isinstance(several := schema.get(key), list):
             parts = enumerate(several)
-            whole[key] = [mend(part, is_dead, f"{path}.{key}[{index}]") for index, part in parts]
+            whole[key] = [
+                mend(part, is_dead, f"{path}.{key}[{index}]", root) for index, part in parts
+            ]
     for key in _ONE:
         if isinstance(schema.get(key), dict):
-            whole[key] = mend(schema[key], is_dead, f"{path}.{key}")
+            whole[key] = mend(schema[key], is_dead, f"{path}.{key}", root)
     names, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(names, dict) and names and isinstance(patterns, dict):
         kept = {key: whole["patternProperties"][key] for key in patterns}
@@ -110,8 +123,22 @@ def mend(schema: Any, is_dead: Callable[[list[str], str], bool], path: str = "$"
             key: part for key, part in kept.items() if not is_dead([*names], key)
         }
     _check_count(schema, path)
-    _check_multiple(schema, path)
+    _check_multiple(schema, path, root)
     return whole
+
+
+def _check_patterns(schema: dict[str, Any], path: str) -> None:
+    names, patterns = schema.get("properties"), schema.get("patternProperties")
+    if not isinstance(patterns, dict):
+        return
+    pairs = len(patterns) * len(names) if isinstance(names, dict) else 0
+    if len(patterns) > MAX_PATTERNS or pairs > MAX_PATTERN_NAMES:
+        beside = f" beside {len(names)} properties" if isinstance(names, dict) else ""
+        raise InvalidRequest(
+            f"the JSON schema cannot be used, at {path[:200]}: {len(patterns)} patternProperties"
+            f"{beside} are too many to compare; at most {MAX_PATTERNS} are taken, and "
+            f"{MAX_PATTERN_NAMES} pairs with a property"
+        )
 
 
 def _check_count(schema: dict[str, Any], path: str) -> None:
@@ -128,13 +155,12 @@ def _check_count(schema: dict[str, Any], path: str) -> None:
         )
 
 
-def _check_multiple(schema: dict[str, Any], path: str) -> None:
+def _check_multiple(schema: dict[str, Any], path: str, root: Any) -> None:
     """The automaton of a multiple has a state for each remainder: of all that hold at once, for the
     product of them.
     """
-    parts = [schema, *(each for each in schema.get("allOf") or () if isinstance(each, dict))]
     states = 1
-    for part in parts:
+    for part in _together(schema, root):
         divisor = part.get("multipleOf")
         if isinstance(divisor, int | float) and math.isfinite(divisor):
             states *= max(1, abs(int(Decimal(str(divisor)).scaleb(_decimals(divisor)))))
@@ -143,6 +169,22 @@ def _check_multiple(schema: dict[str, Any], path: str) -> None:
             f"the JSON schema cannot be used, at {path[:200]}: multipleOf has {states:.3g} "
             f"remainders to tell apart, and {_MAX_REMAINDERS} can be; take a smaller one"
         )
+
+
+def _together(schema: dict[str, Any], root: Any) -> Iterator[dict[str, Any]]:
+    """The schemas that hold of whatever `schema` holds of, through `allOf` and references."""
+    seen: set[int] = set()
+    stack: list[Any] = [schema]
+    while stack:
+        part = stack.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        several = part.get("allOf")
+        stack += several if isinstance(several, list) else []
+        if isinstance(pointer := part.get("$ref"), str):
+            stack.append(_resolve(root, pointer))
 
 
 def _decimals(number: float) -> int:
@@ -208,19 +250,20 @@ class _Chain:
     def _below(self, schema: Any) -> Iterator[Any]:
         yield from (part for _, part in _parts(schema))
         if isinstance(schema, dict) and isinstance(pointer := schema.get("$ref"), str):
-            yield self._resolve(pointer)
+            yield _resolve(self._root, pointer)
 
-    def _resolve(self, pointer: str) -> Any:
-        """The target of a reference into this schema; None for any other."""
-        here = self._root
-        if pointer != "#" and not pointer.startswith("#/"):
+
+def _resolve(root: Any, pointer: str) -> Any:
+    """The target of a reference into a schema; None for any other."""
+    here = root
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    for step in pointer.split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, dict):
+            here = here.get(step)
+        elif isinstance(here, list) and step.isdecimal() and len(step) < 7:
+            here = here[int(step)] if int(step) < len(here) else None
+        else:
             return None
-        for step in pointer.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(here, dict):
-                here = here.get(step)
-            elif isinstance(here, list) and step.isdecimal() and len(step) < 7:
-                here = here[int(step)] if int(step) < len(here) else None
-            else:
-                return None
-        return here
+    return here

@@ -26,16 +26,14 @@ class TokenTable:
 
     tokens: LLTokenizer
     special: Mapping[str, int]
+    vocab_size: int
+    eos_ids: tuple[int, ...]
 
 
-def token_table(
-    tokenizer: Tokenizer | None, vocab_size: int, eos_ids: frozenset[int]
-) -> TokenTable:
+def token_table(tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> TokenTable:
     """The table of `vocab_size` ids; `eos_ids` end an output. Takes about a second where there are
     150,000 of them. Raises InvalidRequest where there can be none.
     """
-    if tokenizer is None:
-        raise InvalidRequest("structured output needs a tokenizer, but skip_tokenizer_init is set")
     if tokenizer.spelling is Spelling.OTHER:
         raise InvalidRequest(
             "structured output is not possible with this model: its tokens are no fixed bytes"
@@ -51,7 +49,8 @@ def token_table(
         for id, data in enumerate(vocabulary.tokens)
         if tokenizer.is_special(id)
     }
-    return TokenTable(LLTokenizer(cast(TokenizerWrapper, vocabulary), eos_token=ends), special)
+    tokens = LLTokenizer(cast(TokenizerWrapper, vocabulary), eos_token=ends)
+    return TokenTable(tokens, special, vocab_size, tuple(ends))
 
 
 class _Vocabulary:

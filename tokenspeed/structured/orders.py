@@ -1,0 +1,82 @@
+"""What is said between whoever serves grammars and their processes: typed msgpack, never pickle.
+
+    server --Vocabulary--> template          in a file, once
+    server --Open, Kill, Slow--> template    messages; Open comes with three files
+    server --Job--> follower                 in the first of these
+    follower --Verdict--> server             when the grammar has been compiled, or cannot be
+    server --Ask--> follower --Told--> server    one at a time; masks come by the third, the board
+
+The board holds `ROWS` masks, row after row of W words, behind `HEADER_BYTES` whose first word says
+how many of the places that were asked for are done.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenspeed.constraint import StructuredOutputs
+
+ROWS = 64
+"""Masks that are asked for at once, at most."""
+HEADER_BYTES = 64
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `TokenTable` is made from; `tokenizer` in the library's own form."""
+
+    tokenizer: str
+    special_tokens: dict[str, str]
+    vocab_size: int
+    eos_ids: list[int]
+
+
+class Open(msgspec.Struct, tag="open", frozen=True, array_like=True):
+    """Fork a follower: its connection, its job and its board come along."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, tag="kill", frozen=True, array_like=True):
+    number: int
+
+
+class Slow(msgspec.Struct, tag="slow", frozen=True, array_like=True):
+    """Let it run only when others leave it time."""
+
+    number: int
+
+
+ToTemplate = Open | Kill | Slow
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    asked: StructuredOutputs
+    any_whitespace: bool
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """`error` is "" where the grammar can be followed."""
+
+    error: str
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence, and the tokens it has taken since it was last asked about."""
+
+    sequence: int
+    tokens: list[int]
+    reasoning_end: tuple[int, ...] = ()
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """The masks of the next tokens of `places`. Sequences that have `ended` may be forgotten."""
+
+    places: list[Place]
+    ended: list[int] = []
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """Of each place: why it cannot go on, "" where it can, and the seconds it took."""
+
+    errors: list[str]
+    seconds: list[float]
