@@ -74,7 +74,7 @@ class ChatAnswer:
             index=self._index,
             message=message,
             logprobs=self._logprobs(sample.logprobs),
-            finish_reason=self._parts.finish_reason(str(sample.finish_reason)),
+            finish_reason=self._finish_reason(sample.finish_reason),
             stop_reason=sample.stop_reason,
             token_ids=sample.token_ids if self._request.return_token_ids else UNSET,
         )
@@ -99,11 +99,17 @@ class ChatAnswer:
                 ChunkChoice(
                     index=self._index,
                     delta=Delta(),
-                    finish_reason=self._parts.finish_reason(str(new.finish_reason)),
+                    finish_reason=self._finish_reason(new.finish_reason),
                     stop_reason=new.stop_reason,
                 )
             )
         return chunks
+
+    def _finish_reason(self, reason: object) -> str:
+        """As OpenAI has it: a call of the function that the request names ends with "stop"."""
+        found = self._parts.finish_reason(str(reason))
+        is_named = isinstance(self._request.tool_choice, dict)
+        return "stop" if is_named and found == "tool_calls" else found
 
     def _first(self) -> ChunkChoice:
         self._has_begun = True
