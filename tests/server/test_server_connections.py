@@ -78,6 +78,27 @@ async def test_clients_that_have_gone_hold_no_connection(asks: int, how: str) ->
     await server.stop()
 
 
+@pytest.mark.parametrize("how", ["close", "half-close"])
+async def test_clients_that_go_before_their_answer_comes_hold_no_connection(how: str) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.1)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    listener = listen("127.0.0.1", 0, 60.0)
+    server = HttpServer(answer, listener, ServerConfig())
+    for _ in range(5):
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            client.shutdown(socket.SHUT_WR)
+            await asyncio.sleep(0.2 if how == "half-close" else 0.02)
+    async with asyncio.timeout(5):
+        while server._connections:
+            await asyncio.sleep(0.01)
+    await server.stop()
+
+
 @pytest.mark.parametrize("reads", [False, True])
 async def test_only_a_client_whose_socket_takes_nothing_is_cut(reads: bool) -> None:
     """A slow one needs far longer than the limit for what is to be written, and is served."""

@@ -18,7 +18,7 @@ from typing import Any
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.typing import LifespanState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -110,15 +110,19 @@ class _Connection(TCPServer):
         super().__init__(*args)
         self._stall_s = stall_s
         self._num_written = 0
+        self._is_left = False
 
     async def _read_data(self) -> None:
         """Once the client has gone, nothing is idle: Hypercorn would keep the connection for as
         long as an idle one may live, and a file with it.
         """
         await super()._read_data()
+        self._is_left = True
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated) and self._is_left:
+            return  # what was asked before it went has been answered: that is no idle client
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
