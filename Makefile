@@ -1,14 +1,16 @@
-# make demo | serve | test | test-long: each works from a clean clone with Python 3.11 to 3.13 and make.
+# make demo | serve | test | test-long | soak: each works from a clean clone with Python 3.11 to 3.13 and make.
 #
 # PYTHON=python3.12   the interpreter that .venv is made with
 # TORCH_INDEX=URL     the package index that torch is taken from (README, "Which torch")
 # PORT=8000           where `make serve` listens
 # JOBS=2              test processes, of one thread each
+# SECONDS_OF_SOAK=600 how long the traffic of make soak lasts
 
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8000
 JOBS ?= 2
+SECONDS_OF_SOAK ?= 600
 TORCH := torch>=2.11,<2.14
 
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
-.PHONY: help demo serve test test-long clean
+.PHONY: help demo serve test test-long soak clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p; s/^\(# [A-Z_]*=.*\)/\1/p' Makefile
@@ -39,6 +41,9 @@ test: $(INSTALLED_DEV)
 
 test-long: $(INSTALLED_DEV)
 	$(PYTEST) -m "long and not gpu"
+
+soak: $(INSTALLED_DEV)
+	$(BIN)/python tests/e2e/soak.py --seconds $(SECONDS_OF_SOAK)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
