@@ -18,7 +18,7 @@ NAN, INF = float("nan"), float("inf")
         *(("top_p", value) for value in (NAN, 0, -1, 1.1, None)),
         *(("min_p", value) for value in (NAN, -0.1, 1.1)),
         *(("top_k", value) for value in (-2, 1.5, None, 10**9)),
-        *(("repetition_penalty", value) for value in (NAN, 0, -1, 1e6, None)),
+        *(("repetition_penalty", value) for value in (NAN, 0, -1, 1e-300, 0.0099, 1e6, None)),
         *(("presence_penalty", value) for value in (NAN, -2.1, 2.1)),
         *(("frequency_penalty", value) for value in (NAN, -2.1, 2.1)),
         *(("n", value) for value in (0, -1, 10**9, "2", 1.5, True)),

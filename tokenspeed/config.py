@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.options import ConfigError, Option, Settings, option, options_of, suggest
+from tokenspeed.request import POLICIES
 from tokenspeed.server_config import ServerConfig
 
 
@@ -112,6 +113,12 @@ class SchedulerConfig(Settings):
     disable_overlap_schedule: bool | None = option(
         None,
         "commit each step before the next is scheduled (default on a CPU)",
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        "fcfs: requests are served in the order in which they come, and one with a priority is "
+        "refused; priority: lower priorities first, which also lose their pages last",
+        choices=POLICIES,
     )
 
 

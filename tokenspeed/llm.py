@@ -10,7 +10,6 @@ option and a counter, so that a program run again gives the same tokens.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from tqdm import tqdm
 from tokenspeed.config import GROUPS, OPTIONS, Config, make_config
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
+from tokenspeed.engine.frozen import freeze_for, thaw
 from tokenspeed.engine.interrupts import hold_interrupts
 from tokenspeed.log import logger
 from tokenspeed.options import options_of, suggest
@@ -38,6 +38,8 @@ from tokenspeed.request import (
     GenerateRequest,
     InvalidRequest,
     SamplingParams,
+    check_priority,
+    params_of_samples,
 )
 from tokenspeed.text.bad_words import with_bad_tokens
 from tokenspeed.text.output import OutputText, Sample
@@ -54,7 +56,7 @@ class LLM:
         self.config = _configure(model, options)
         self._text = load_text_side(self.config.model)
         self._engine: Engine | None = build_engine(self.config, _log_progress)
-        gc.freeze()  # a collection that walks all that is here now takes 0.3 s, between two steps
+        freeze_for(self._engine)
         self._counter = itertools.count()
 
     @property
@@ -84,11 +86,15 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
+        *,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or several, each a text or a list of token ids.
 
         `sampling_params` are for all prompts or one for each. The progress bar is shown on a
-        terminal, or as `use_tqdm` says. Raises InvalidRequest before anything runs.
+        terminal, or as `use_tqdm` says. `priority` has one number for each prompt: lower ones are
+        served first, under the option `scheduling_policy="priority"`. Raises InvalidRequest before
+        anything runs.
         """
         several = as_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
@@ -99,7 +105,8 @@ class LLM:
             for prompt in several
         ]
         params = self._params(sampling_params, len(ids))
-        return self._generate(texts, ids, params, [_PLAIN] * len(ids), use_tqdm)
+        priorities = self._priorities(priority, len(ids))
+        return self._generate(texts, ids, params, [_PLAIN] * len(ids), use_tqdm, priorities)
 
     def chat(
         self,
@@ -146,12 +153,13 @@ class LLM:
             readings.append(_Reading(plan.parser(is_open), kept, not parallel_tool_calls))
         self._check_grammars(params)
         texts, ids = [text for text, _ in prompts], [each for _, each in prompts]
-        return self._generate(texts, ids, params, readings, use_tqdm)
+        return self._generate(texts, ids, params, readings, use_tqdm, [0] * len(ids))
 
     def close(self) -> None:
         """Let go of the model and its memory. May be called again."""
-        self._engine = None
-        gc.unfreeze()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            thaw(engine)
 
     def __enter__(self) -> Self:
         return self
@@ -186,6 +194,15 @@ class LLM:
         for asked in {each.structured_outputs for each in params if each.structured_outputs}:
             self.engine.check_grammar(asked)
 
+    def _priorities(self, given: Sequence[int] | None, count: int) -> list[int]:
+        """One for each prompt."""
+        priorities = [0] * count if given is None else [*map(operator.index, given)]
+        if len(priorities) != count:
+            raise InvalidRequest(f"{len(priorities)} priorities for {count} prompts", "priority")
+        for priority in priorities:
+            check_priority(priority, self.config.scheduler.scheduling_policy)
+        return priorities
+
     def _generate(
         self,
         texts: Sequence[str | None],
@@ -193,8 +210,9 @@ class LLM:
         params: list[SamplingParams],
         readings: list[_Reading],
         use_tqdm: bool | None,
+        priorities: Sequence[int],
     ) -> list[RequestOutput]:
-        groups = [self._requests(ids, each) for ids, each in zip(prompts, params, strict=True)]
+        groups = [self._requests(*each) for each in zip(prompts, params, priorities, strict=True)]
         requests = [request for group in groups for request in group]
         samples = {each.id: Sample() for each in requests}
         kept = {
@@ -213,24 +231,24 @@ class LLM:
             for text, group, reading in zip(texts, groups, readings, strict=True)
         ]
 
-    def _requests(self, prompt_ids: list[int], params: SamplingParams) -> list[GenerateRequest]:
-        """The sequences of one prompt. Only the first scores it: the prompt's log-probabilities are
-        those of all its samples.
-        """
+    def _requests(
+        self, prompt_ids: list[int], params: SamplingParams, priority: int
+    ) -> list[GenerateRequest]:
+        """The sequences of one prompt."""
         number = next(self._counter)
         seed = params.seed
         if seed is None:
             seed = (self.config.model.seed + number) & MAX_SEED
-        unscored = msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             GenerateRequest(
                 id=f"{number}-{index}",
                 prompt_ids=prompt_ids,
-                params=unscored if index else params,
+                params=each,
                 seed=seed,
                 sample_index=index,
+                priority=priority,
             )
-            for index in range(params.n)
+            for index, each in enumerate(params_of_samples(params, params.n))
         ]
 
     def _run(

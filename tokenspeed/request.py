@@ -1,19 +1,18 @@
 """What is asked of the engine and what comes back: the nouns that every layer shares.
 
-`GenerateRequest` and `RequestDelta` travel between processes (typed msgpack), `Request` is the
-engine's own record of one sequence. Nothing here imports torch.
+`GenerateRequest` and `RequestDelta` travel between processes (typed msgpack). Nothing here imports
+torch.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 
 import msgspec
 
-from tokenspeed.constraint import Constraint, StructuredOutputs
+from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.options import Suggesting
-from tokenspeed.timeline import Timeline, Timing
+from tokenspeed.timeline import Timing
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -28,6 +27,9 @@ MAX_SAMPLES = 128
 MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 63) - 1
 MAX_TOKENS = 1 << 30
+MAX_PRIORITY = (1 << 31) - 1
+POLICIES = ("fcfs", "priority")
+"""In which order requests are served: as they come, or by priority and then as they come."""
 
 
 class InvalidRequest(ValueError):
@@ -175,12 +177,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 100.0),
+    "repetition_penalty": (0.01, 100.0),
     "seed": (0, MAX_SEED),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
-_ABOVE_LOW = frozenset({"top_p", "repetition_penalty"})
+_ABOVE_LOW = frozenset({"top_p"})
 """Their lower bound itself is not allowed."""
 
 _MOST_ENTRIES = {
@@ -204,7 +206,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as it travels to the engine; n samples are n of these.
 
     `seed` is resolved (the caller draws one where the user gave none), so a retry gives the same
-    tokens. `cache_salt` and `adapter` separate prefix-cache entries that must not be shared.
+    tokens. `cache_salt` and `adapter` separate prefix-cache entries that must not be shared. Of two
+    that wait, the one of lower `priority` is served first.
     """
 
     id: str
@@ -214,6 +217,31 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
+    priority: int = 0
+
+
+def check_priority(priority: int, policy: str) -> None:
+    """Raise InvalidRequest for a priority out of range, or one that `policy` would not heed."""
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!s:.40}",
+            "priority",
+        )
+    if priority and policy != "priority":
+        raise InvalidRequest(
+            "priority is not supported: requests are served in the order in which they come "
+            "(--scheduling-policy priority heeds it)",
+            "priority",
+            "unsupported_parameter",
+        )
+
+
+def params_of_samples(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """What each of `count` samples of one prompt asks for. Only the first scores the prompt, which
+    takes a prefill of its own: the prompt's log-probabilities are those of all its samples.
+    """
+    unscored = msgspec.structs.replace(params, prompt_logprobs=None)
+    return [params, *[unscored] * (count - 1)]
 
 
 def job_of(request_id: str) -> str:
@@ -236,6 +264,28 @@ def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: i
             "context_length_exceeded",
         )
     return wanted
+
+
+def max_tokens_in_pool(
+    num_prompt: int, params: SamplingParams, max_model_len: int, capacity: int
+) -> int:
+    """The same where all but the last token is kept in a pool of `capacity` tokens. A request that
+    names no `max_tokens` gets what fits both the context and the pool.
+    """
+    if not num_prompt:
+        raise InvalidRequest("the prompt is empty: it needs at least one token", "prompt")
+    max_tokens = resolve_max_tokens(num_prompt, params, max_model_len)
+    if params.max_tokens is None:
+        max_tokens = max(1, min(max_tokens, capacity - num_prompt + 1))
+    needed = max(num_prompt, num_prompt + max_tokens - 1)
+    if needed > capacity:
+        raise InvalidRequest(
+            f"this request needs {needed} tokens of KV cache, but the pool has {capacity}: shorten "
+            "the prompt, lower max_tokens, or start with a larger --max-total-tokens",
+            "prompt",
+            "context_length_exceeded",
+        )
+    return max_tokens
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -267,84 +317,3 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     is_refusal: bool = False
     timing: Timing | None = None
-
-
-class State(enum.StrEnum):
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    DECODING = "decoding"
-    PREEMPTED = "preempted"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-_MOVES: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PREFILLING, State.FINISHED, State.ABORTED}),
-    State.PREFILLING: frozenset({State.DECODING, State.PREEMPTED, State.FINISHED, State.ABORTED}),
-    State.DECODING: frozenset({State.PREEMPTED, State.FINISHED, State.ABORTED}),
-    State.PREEMPTED: frozenset({State.PREFILLING, State.FINISHED, State.ABORTED}),
-    State.FINISHED: frozenset(),
-    State.ABORTED: frozenset(),
-}
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """The engine's record of one sequence: what is asked, what is committed, where it stands.
-
-    What belongs to one stay in a worker slot (pages, planned lengths) is the scheduler's
-    `Admission`; a preempted request has several of them.
-    """
-
-    spec: GenerateRequest
-    eos_ids: frozenset[int] = frozenset()
-    max_tokens: int = MAX_TOKENS
-    """Settled by `Scheduler.add`."""
-    order: int = 0
-    """Place in the order of arrival, set by `Scheduler.add`."""
-    output_ids: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    """Entries so far, one a prompt token, the first None; None if not asked for."""
-    state: State = State.WAITING
-    history: list[State] = field(default_factory=lambda: [State.WAITING])
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    constraint: Constraint | None = None
-    """The grammar that the output is to follow."""
-    is_reported: bool = False
-    """Whether a delta has been sent; the first one carries the facts about the prompt."""
-    finish_reason: FinishReason | None = None
-    stop_token: int | None = None
-    error: str | None = None
-    is_refusal: bool = False
-    timeline: Timeline = field(default_factory=Timeline)
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self.spec.prompt_ids
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.spec.params
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.spec.prompt_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose ids are known on the host: the prompt and all committed output."""
-        return len(self.spec.prompt_ids) + len(self.output_ids)
-
-    def token_ids(self) -> list[int]:
-        return self.spec.prompt_ids + self.output_ids
-
-    def move(self, state: State) -> None:
-        """Change state; an illegal move is a bug in the scheduler and names the whole history."""
-        assert state in _MOVES[self.state], f"request {self.id}: {self.history} -> {state}"
-        self.state = state
-        self.history.append(state)

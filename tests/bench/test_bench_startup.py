@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenspeed.bench import child_server
 from tokenspeed.bench.child_server import StartFailed, serving
 from tokenspeed.bench.startup import Plan, measure
 from tokenspeed.cli.main import main
@@ -40,6 +41,56 @@ def test_a_server_that_does_not_start_says_why() -> None:
         measure(plan, lambda line: None)
     with pytest.raises(StartFailed, match="/nowhere/at/all"), serving(plan.settings):
         pytest.fail("it serves")
+
+
+def test_a_server_is_not_taken_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "was-run"
+    (tmp_path / "msgspec.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartFailed, match="/nowhere"), serving({"model": "/nowhere", "level": 0}):
+        pytest.fail("it serves")
+    assert not mark.exists()
+
+
+SERVERS = {
+    "silent": "exec sleep 60",
+    "of TLS": "echo ready in 1.0 s at https://[::1]:1, model m >&2; exec sleep 60",
+    "chatty": "while sleep 0.02; do echo loading >&2; done",
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_server_that_never_says_it_is_ready_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(child_server, "SPARE_S", 0.5)
+    script = tmp_path / "server"
+    script.write_text(f"#!/bin/sh\n{SERVERS[kind]}\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(child_server.sys, "executable", str(script))
+    settings = {"engine_startup_timeout": 0.1}
+    with pytest.raises(StartFailed, match=r"was not ready after 0\.6 s"):
+        measure(Plan(settings, 1, False, [1], None), lambda line: None)
+    with pytest.raises(StartFailed, match="was not ready"), serving(settings):
+        pytest.fail("it serves")
+
+
+def test_tls_is_neither_asked_for_nor_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option in ("--ssl-certfile", "--ssl-keyfile"):
+        assert main(["bench", "startup", option, "x"]) == 2
+    monkeypatch.setenv("TOKENSPEED_SSL_CERTFILE", "/nowhere/cert.pem")
+    monkeypatch.setenv("TOKENSPEED_SEED", "7")
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\nenv >&2\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(child_server.sys, "executable", str(script))
+    with child_server.server_process({}) as (_, log):
+        told = log.read()
+    assert "TOKENSPEED_SEED=7" in told and "TOKENSPEED_SSL" not in told
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tokenspeed.cli import pages
 from tokenspeed.cli.answers import Known, Same
-from tokenspeed.cli.compat import PEER_VALUES, TABLE
+from tokenspeed.cli.compat import OBJECTS, PEER_VALUES, TABLE
 from tokenspeed.cli.flags import Flags, known_flags
 from tokenspeed.cli.scan import Takes, scan
 from tokenspeed.cli.settings import COMMON, SERVE, resolve
@@ -159,3 +159,19 @@ def test_help_prints_the_whole_table() -> None:
         assert ", ".join(row.names) in text
     explained = pages.explain("tp", list(OPTIONS.values()))
     assert "granted with 1, else refused: one device" in explained
+
+
+@pytest.mark.parametrize("flag", sorted(FLAGS.takes))
+def test_a_dotted_flag_is_one_key_of_an_object_or_unknown(flag: str) -> None:
+    """`--port.foo 9000` is a slip, not `--port 9000`."""
+    for words in ([f"{flag}.foo", "9000"], [f"{flag}.foo=9000"]):
+        if flag in OBJECTS:
+            (found,), _ = scan(words, FLAGS.takes)
+            assert (found.flag, found.words) == (flag, ("9000",))
+        else:
+            with pytest.raises(ConfigError, match="unknown flag"):
+                scan(words, FLAGS.takes)
+
+
+def test_flags_of_objects_are_known() -> None:
+    assert OBJECTS <= FLAGS.known.keys()

@@ -217,3 +217,22 @@ def test_triton_finds_its_kernel_in_another_home(tmp_path: Path, root: Path) -> 
     assert said == ["hit", "b'\\x7fELF' fill"]
     assert second.keep() == []
     second.close()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_home_that_is_gone_holds_nothing(
+    root: Path, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(home: KernelHome) -> None:
+        raise OSError(28, "No space left on device")
+
+    KernelHome(root, ENVIRONMENT).close()
+    before = os.listdir("/proc/self/fd")
+    if breaks:
+        monkeypatch.setattr(KernelHome, "_fill", full)
+        with pytest.raises(OSError, match="No space"):
+            KernelHome(root, ENVIRONMENT)
+    else:
+        KernelHome(root, ENVIRONMENT).close()
+    assert os.listdir("/proc/self/fd") == before
+    assert not list((root / "v1").glob(f"{PREFIX}*"))

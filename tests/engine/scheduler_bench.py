@@ -7,10 +7,11 @@ from collections.abc import Callable
 from fake_worker import EOS_IDS, FakeWorker, run_alone
 
 from tokenspeed.batch import Batch, Row
+from tokenspeed.engine.record import Request
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.specs import CacheGroup, FullAttention
-from tokenspeed.request import GenerateRequest, Request, RequestDelta, SamplingParams
+from tokenspeed.request import GenerateRequest, RequestDelta, SamplingParams
 
 GROUP = CacheGroup(FullAttention(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0), (0,))
 
@@ -52,13 +53,22 @@ class Bench:
         self.requests: dict[str, Request] = {}
         self.deltas: list[RequestDelta] = []
 
-    def add(self, name: str, prompt: list[int], *, seed: int = 0, **params: object) -> Request:
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        *,
+        seed: int = 0,
+        priority: int = 0,
+        **params: object,
+    ) -> Request:
         params.setdefault("ignore_eos", True)
         spec = GenerateRequest(
             id=name,
             prompt_ids=prompt,
             params=SamplingParams(**params),  # type: ignore[arg-type]
             seed=seed,
+            priority=priority,
         )
         request = Request(spec, eos_ids=EOS_IDS)
         self.scheduler.add(request)

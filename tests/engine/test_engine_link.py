@@ -13,7 +13,7 @@ from engine_tiny import request
 
 from tokenspeed.engine.link import EngineLink
 from tokenspeed.engine.messages import Attach, Command, Loading, Stats, Submit
-from tokenspeed.engine.process import Server
+from tokenspeed.engine.serving import Server
 from tokenspeed.request import GenerateRequest, RequestDelta
 
 WAIT_MS = 10_000

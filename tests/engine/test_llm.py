@@ -20,7 +20,8 @@ import tokenspeed
 from tokenspeed import LLM, SamplingParams
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.options import ConfigError
-from tokenspeed.request import InvalidRequest
+from tokenspeed.request import InvalidRequest, RequestDelta
+from tokenspeed.text.output import Sample, TextDelta
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -302,3 +303,27 @@ def test_reasoning_is_told_from_the_answer(smollm2: LLM) -> None:
         "content": "cd",
         "reasoning_content": "ab",
     }
+
+
+def test_lower_priorities_are_served_first(tiny: LLM, tiny_model: str) -> None:
+    with tiny_llm(tiny_model, scheduling_policy="priority", max_num_seqs=1) as llm:
+        ended: list[int] = []
+        push = Sample.push
+
+        def watched(sample: Sample, new: TextDelta, delta: RequestDelta) -> None:
+            push(sample, new, delta)
+            if delta.finish_reason is not None:
+                ended.append(int(delta.request_id.partition("-")[0]))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Sample, "push", watched)
+            outputs = llm.generate([[5], [6], [7], [8]], GREEDY, priority=[3, -1, 3, 0])
+        assert ended == [1, 3, 0, 2]
+        assert ids(outputs) == ids(tiny.generate([[5], [6], [7], [8]], GREEDY))
+        with pytest.raises(InvalidRequest, match="1 priorities for 2 prompts"):
+            llm.generate([[5], [6]], GREEDY, priority=[1])
+        with pytest.raises(InvalidRequest, match="priority must be from"):
+            llm.generate([5], GREEDY, priority=[1 << 31])
+    tiny.generate([5], GREEDY, priority=[0])
+    with pytest.raises(InvalidRequest, match="scheduling-policy priority"):
+        tiny.generate([5], GREEDY, priority=[1])

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sampler_cases import draw, start
 
 from tokenspeed.batch import SlotStart
 from tokenspeed.kernels import truncation
 from tokenspeed.kernels.noise import gumbel, random_bits, row_keys
 from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, OK
+from tokenspeed.request import _ABOVE_LOW, _BOUNDS, InvalidRequest
 
 PINNED_BITS = [[1078068642, 756845382, 415630528], [1599259973, 1560512752, 2102481672]]
 
@@ -177,3 +180,34 @@ def test_repetition_divides_positive_and_multiplies_negative() -> None:
     assert draw(np.array([[3.0, -1.0, 1.6]]), starts).ids.tolist() == [2]
     assert draw(np.array([[-9.0, -1.0, -1.9]]), starts).ids.tolist() == [2]
     assert draw(np.array([[-9.0, -1.0, -2.1]]), starts).ids.tolist() == [1]
+
+
+FLOATS = {name: bounds for name, bounds in _BOUNDS.items() if type(bounds[0]) is float}
+
+
+@given(
+    params=st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.floats(*bounds, exclude_min=name in _ABOVE_LOW)
+            for name, bounds in FLOATS.items()
+        },
+    ),
+    bias=st.dictionaries(st.integers(0, 6), st.floats(-100.0, 100.0), max_size=3),
+    scale=st.sampled_from([1e-3, 1.0, 1e4]),
+)
+def test_no_parameter_breaks_what_the_model_gives(
+    params: dict[str, float], bias: dict[int, float], scale: float
+) -> None:
+    """Whatever is allowed, tiny values and both ends among it, logits stay finite."""
+    logits = np.array([[3.0, -2.0, 0.0, 9.0, -9.0, 1e-30, 0.5]]) * scale
+    starts = [start(0, [0, 1, 3, 4, 3], 2, logit_bias=bias, **params)]
+    assert draw(logits, starts).status.tolist() == [OK]
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_what_lies_below_a_parameters_bounds_is_refused(name: str) -> None:
+    low = FLOATS[name][0]
+    below = low if name in _ABOVE_LOW else math.nextafter(low, -math.inf)
+    with pytest.raises(InvalidRequest, match=name):
+        start(0, [1], **{name: below})

@@ -9,12 +9,12 @@ from fake_worker import EOS, run_alone
 from scheduler_bench import Bench
 
 from tokenspeed.batch import Batch
+from tokenspeed.engine.record import State
 from tokenspeed.request import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
     SamplingParams,
-    State,
 )
 
 

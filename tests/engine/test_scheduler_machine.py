@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tokenspeed.batch import Row
+from tokenspeed.engine.record import Request, State
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.specs import CacheGroup, FullAttention
@@ -20,12 +21,13 @@ from tokenspeed.request import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
-    Request,
     RequestDelta,
     SamplingParams,
 )
 
 MAX_MODEL_LEN = 40
+WAITING = (State.WAITING, State.PREEMPTED)
+RUNNING = (State.PREFILLING, State.DECODING)
 SPEC = FullAttention(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0)
 # Prompts that share beginnings, so that prefixes are found, split and duplicated.
 PROMPTS = st.builds(
@@ -64,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         random=st.randoms(use_true_random=False),
         failures=st.sampled_from([0.0, 0.0, 0.02]),
         rejections=st.sampled_from([0.0, 0.3, 0.9]),
+        has_priorities=st.booleans(),
     )
     def start(
         self,
@@ -77,7 +80,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         random,
         failures: float,
         rejections: float,
+        has_priorities: bool,
     ) -> None:
+        self.has_priorities = has_priorities
         groups = [CacheGroup(SPEC, (layer,)) for layer in range(num_groups)]
         self.kv = KVManager(groups, num_pages, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -104,13 +109,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.received: dict[str, list[RequestDelta]] = {}
         self.count = 0
 
-    @rule(prompt=PROMPTS, params=PARAMS, seed=st.integers(0, 3), salt=st.sampled_from([None, "a"]))
+    @rule(
+        prompt=PROMPTS,
+        params=PARAMS,
+        seed=st.integers(0, 3),
+        salt=st.sampled_from([None, "a"]),
+        priority=st.sampled_from([0, 0, 0, -1, 1, 2]),
+    )
     def submit(
-        self, prompt: list[int], params: SamplingParams, seed: int, salt: str | None
+        self, prompt: list[int], params: SamplingParams, seed: int, salt: str | None, priority: int
     ) -> None:
         self.count += 1
         spec = GenerateRequest(
-            id=f"r{self.count}", prompt_ids=prompt, params=params, seed=seed, cache_salt=salt
+            id=f"r{self.count}",
+            prompt_ids=prompt,
+            params=params,
+            seed=seed,
+            cache_salt=salt,
+            priority=priority if self.has_priorities else 0,
         )
         request = Request(spec, eos_ids=EOS_IDS)
         try:
@@ -136,11 +152,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.worker.in_flight) < 3)
     @rule()
     def launch(self) -> None:
+        waited = self.waiting()
+        before = {request.id: request.num_preemptions for request in self.requests.values()}
         batch = self.scheduler.schedule()
+        self.check_ranks(waited, before)
         if batch is None:
             assert self.worker.in_flight or not self.scheduler.has_work, "a deadlock"
             return
         self.worker.launch(batch)
+
+    def waiting(self) -> list[Request]:
+        return [each for each in self.requests.values() if each.state in WAITING]
+
+    def check_ranks(self, waited: list[Request], before: dict[str, int]) -> None:
+        """Nobody who waited is overtaken by another that waited; who loses its pages is behind all
+        that keep theirs.
+        """
+        let_in = [each.rank for each in waited if each.state is State.PREFILLING]
+        left = [each.rank for each in waited if each.state in WAITING]
+        assert not let_in or not left or max(let_in) < min(left), "overtaken"
+        running = [each for each in self.requests.values() if each.state in RUNNING]
+        sent = [each for each in self.waiting() if each.num_preemptions > before[each.id]]
+        kept = [each.rank for each in running if each not in waited]
+        assert all(rank < each.rank for each in sent for rank in kept), "the wrong one was sent"
 
     @precondition(lambda self: self.worker.in_flight)
     @rule()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
-from tokenspeed.request import GenerateRequest, InvalidRequest, Request, SamplingParams, State
+from tokenspeed.engine.record import Request, State
+from tokenspeed.request import GenerateRequest, InvalidRequest, SamplingParams
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -210,3 +211,46 @@ def test_a_head_without_pages_comes_in_when_its_prefix_grows() -> None:
     assert bench.requests["b"].num_cached_tokens == 5
     bench.run()
     bench.assert_alone("b")
+
+
+def test_the_last_in_rank_is_preempted_though_it_is_the_oldest() -> None:
+    bench = Bench(num_pages=8, block_size=2, cache=False)
+    for name, priority in (("a", 7), ("b", -7), ("c", 0)):
+        bench.add(name, [ord(name) % 5], max_tokens=13, priority=priority)
+    bench.run()
+    preemptions = [bench.requests[name].num_preemptions for name in "bca"]
+    assert preemptions[0] == 0 < preemptions[2] and preemptions == sorted(preemptions)
+    for name in "abc":
+        bench.assert_alone(name)
+
+
+def test_whoever_waits_is_let_in_by_rank_and_sends_nobody_away() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add("running", [1], max_tokens=5, priority=9)
+    bench.step()
+    for name, priority in (("c", 1), ("a", -3), ("d", 1), ("b", 0)):
+        bench.add(name, [2], max_tokens=2, priority=priority)
+    bench.run()
+    ended = [delta.request_id for delta in bench.deltas if delta.finish_reason]
+    assert ended == ["running", "a", "b", "c", "d"]
+    assert bench.scheduler.stats.preemptions == 0
+
+
+@pytest.mark.parametrize("parked", ["a", "b", "c"])
+def test_whoever_is_parked_is_away_wherever_it_stood_in_rank(parked: str) -> None:
+    bench = Bench(max_num_seqs=3)
+    for name, priority in (("a", 2), ("b", 0), ("c", 1)):
+        bench.add(name, [ord(name) % 5], max_tokens=6, priority=priority)
+    bench.step()
+    bench.step()
+    assert all(bench.requests[name].state is State.DECODING for name in "abc")
+    for name, priority in (("x", -1), ("y", 3)):
+        bench.add(name, [2], max_tokens=2, priority=priority)
+    request = bench.scheduler.park(parked)
+    assert request is bench.requests[parked]
+    bench.scheduler.check()
+    bench.step()
+    bench.scheduler.add(request)
+    bench.run()
+    for name in "abcxy":
+        bench.assert_alone(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -100,6 +101,8 @@ class FakeClient:
             block_size=16,
             kv_cache_dtype="fp8_e4m3",
             seconds=0,
+            settings=Config(),
+            reasons={"dtype": "a test says so"},
         )
         self.progress: Loading | None = None
         self.failure: str | None = None
@@ -217,6 +220,9 @@ def make_state(
     **options: Any,
 ) -> Any:
     config: Config = make_config({"served_model_name": ("m", "alias"), **options})
+    if client.ready is not None:
+        settled = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="half"))
+        client.ready = msgspec.structs.replace(client.ready, settings=settled)
     state = ServerState(config, client, shared)  # type: ignore[arg-type]
     special = tokenizer.special_tokens if tokenizer else {}
     chat = ChatTemplate(template if tokenizer else None, special)

@@ -105,6 +105,56 @@ async def test_a_hangup_reads_the_file_at_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGHUP) == before
 
 
+async def test_a_key_has_no_more_requests_at_once_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole answers, streams and looks; those of other keys are served, and the place is free again
+    however a request ends.
+    """
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
+    path = tmp_path / "keys"
+    path.write_text("two words  max_requests=2\nfree\n# note max_requests=1\n")
+    ask = asker(api_key=("given",), api_key_file=str(path))
+    ask.engine.gate.clear()
+    ask.http.headers["authorization"] = "Bearer two words"
+    held = [asyncio.create_task(ask.chat(stream=streams)) for streams in (False, True)]
+    while len(ask.engine.running) < 2:
+        await asyncio.sleep(0.01)
+    for look in (ask.http.get("/v1/models"), ask.chat(), ask.completion(stream=True)):
+        answer = await look
+        error = refused(answer, 429)
+        assert error["code"] == "rate_limit_exceeded" and answer.headers["retry-after"] == "1"
+        assert "2 are taken at once" in error["message"] and "two" not in error["message"]
+    told = await ask.http.post("/v1/messages", json={})
+    assert told.status_code == 429 and told.json()["error"]["type"] == "rate_limit_error"
+    assert [await status(ask, key) for key in ("free", "given", "two words", "two")] == [
+        *(200, 200, 429, 401)
+    ]
+    assert (await ask.http.get("/health")).status_code == 200
+    path.write_text("two words max_requests=3\n")
+    assert await status(ask, "two words") == 200, "a higher limit holds at once"
+    path.write_text("two words max_requests=2\n")
+    held[0].cancel()
+    await asyncio.wait(held[:1])
+    assert await status(ask, "two words") == 200
+    for _ in range(3):
+        refused(await ask.chat(temperature=9))
+    ask.engine.gate.set()
+    assert (await held[1]).status_code == 200
+    assert not ask.state.keys._num_served
+    await ask.check_alive()
+    await ask.http.aclose()
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "1.5", "x", "", "1048577", "9" * 5000, "\u0661"])
+def test_a_limit_of_a_key_is_bounded(tmp_path: Path, limit: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"fine max_requests=1048576\ns3cret max_requests={limit}\n")
+    with pytest.raises(ConfigError, match="line 2: max_requests must be from 1 to 1048576") as told:
+        Keys((), str(path))
+    assert "s3cret" not in str(told.value)
+
+
 def test_a_key_file_that_gives_none_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n# none\n")
     for name in ("missing", "empty", ""):

@@ -114,6 +114,30 @@ async def test_the_operator_flushes_pauses_and_aborts() -> None:
     await ask.http.aclose()
 
 
+async def test_an_operator_who_does_not_wait_is_obeyed() -> None:
+    """The command is on its way: what the server says of itself is what the engine does."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, api_key=("k",)))
+    ask.http.headers["authorization"] = "Bearer k"
+    obey = client.commands.ask
+
+    async def slow(*given: Any) -> Any:
+        await obey(*given)
+        await asyncio.Event().wait()
+
+    client.commands.ask = slow  # type: ignore[method-assign]
+    for path, status in (("pause", "paused"), ("continue", "ready")) * 2:
+        asked = len(client.commands.asked)
+        leaving = asyncio.create_task(ask.http.post(f"/{path}_generation"))
+        while len(client.commands.asked) == asked:
+            await asyncio.sleep(0.01)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert (await ask.http.get("/ready")).json()["status"] == status
+    await ask.check_alive()
+    await ask.http.aclose()
+
+
 async def test_settings_are_shown_without_secrets() -> None:
     client = FakeClient()
     ask = Asker(client, make_state(client, api_key=("s3cret",), max_num_seqs=3))
@@ -121,6 +145,9 @@ async def test_settings_are_shown_without_secrets() -> None:
     answer = await ask.http.get("/server_info")
     told = answer.json()
     assert told["settings"]["scheduler"]["max_num_seqs"] == 3
+    assert told["settings"]["model"]["dtype"] == "half", "as the engine has settled it"
+    assert told["settings"]["server"]["port"] == 8000
+    assert told["reasons"] == {"dtype": "a test says so"}
     assert (told["models"], told["max_model_len"]) == (["m", "alias"], 256)
     assert "s3cret" not in answer.text and "api_key" not in told["settings"]["server"]
     await ask.http.aclose()

@@ -16,10 +16,12 @@ from server_fakes import (
     TOKENIZER,
     VOCAB_SIZE,
     Asker,
+    FakeClient,
+    make_state,
     refused,
 )
 
-from tokenspeed.request import GenerateRequest
+from tokenspeed.request import MAX_PRIORITY, GenerateRequest
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_completions import CompletionRequest
 from tokenspeed.server.unsupported import UNSUPPORTED
@@ -71,6 +73,7 @@ EFFECTS: dict[str, tuple[Any, Effect]] = {
     "n": (2, lambda answer, _: len(answer["choices"]) == 2),
     "seed": (9, lambda _, request: request.seed == 9),
     "cache_salt": ("s", lambda _, request: request.cache_salt == "s"),
+    "priority": (0, lambda _, request: request.priority == 0),
     "truncate_prompt_tokens": (1, lambda _, request: len(request.prompt_ids) == 1),
     "return_token_ids": (True, lambda answer, _: answer["choices"][0]["token_ids"]),
     "response_format": ({"type": "json_object"}, has_form),
@@ -246,3 +249,38 @@ async def test_bans_that_cannot_hold(
     ask: Asker, path: str, fields: dict[str, Any], param: str
 ) -> None:
     assert refused(await send(ask, path, **fields))["param"].split("[")[0] == param
+
+
+PRIORITIES: list[tuple[Any, str, int]] = [
+    *((value, "priority", 200) for value in (0, None, -7, 3.0, MAX_PRIORITY, -MAX_PRIORITY)),
+    *((value, "fcfs", 200) for value in (0, None, 0.0)),
+    *((value, "fcfs", 400) for value in (1, -1)),
+    *(
+        (value, policy, 400)
+        for value in (MAX_PRIORITY + 1, -(1 << 70), 1.5, "1", True)
+        for policy in ("fcfs", "priority")
+    ),
+]
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hi"},
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("value", "policy", "status"), PRIORITIES)
+async def test_priorities(path: str, value: Any, policy: str, status: int) -> None:
+    client = FakeClient()
+    ask = Asker(client, make_state(client, scheduling_policy=policy))
+    answer = await ask.http.post(path, json=BODIES[path] | {"priority": value})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert client.requests[-1].priority == int(value or 0)
+    else:
+        assert "priority" in answer.json()["error"]["message"]
+        if value in (1, -1) and value is not True:
+            assert "--scheduling-policy priority" in answer.json()["error"]["message"]
+    await ask.check_alive()
+    await ask.http.aclose()

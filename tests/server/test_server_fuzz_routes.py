@@ -19,7 +19,7 @@ from tool_fakes import QWEN
 
 from tokenspeed.server.api import APIS
 from tokenspeed.server.calls import CALLS
-from tokenspeed.server.middleware import ANTHROPIC_PATH
+from tokenspeed.server.errors import ANTHROPIC_PATH
 
 ROWS = {row.path: row.request for row in (*APIS.values(), *CALLS)}
 KINDS = ("message", "text", "input_text", "function", "function_call", "tool_use", "tool_result")

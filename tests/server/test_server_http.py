@@ -293,7 +293,8 @@ async def test_metrics(ask: Asker) -> None:
 async def test_prompts_longer_than_a_thread_may_take() -> None:
     client = FakeClient()
     ask = Asker(client, make_state(client, prompt_timeout=0.05))
-    members = {"source": "", "render": lambda *_, **__: __import__("time").sleep(0.3)}
+    members: dict[str, Any] = {"source": "", "reads": lambda *_: False}
+    members["render"] = lambda *_, **__: __import__("time").sleep(0.3)
     template = type("Endless", (), members)()
     good = ask.state.text
     ask.state.text = type(good)(good.tokenizer, template)

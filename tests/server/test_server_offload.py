@@ -103,3 +103,24 @@ async def test_a_cancelled_call_is_never_run() -> None:
     waiting.cancel()
     await asyncio.gather(busy, waiting, return_exceptions=True)
     assert await offload.run(divmod, 7, 2) == (3, 1) and not called
+
+
+class Panic(BaseException):
+    """As a library's Rust raises it."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic, SystemExit, KeyboardInterrupt])
+async def test_whatever_a_call_raises_is_told_and_ends_no_thread(
+    kind: type[BaseException],
+) -> None:
+    def fail() -> None:
+        raise kind("inside")
+
+    before = num_threads()
+    offload = Offload(threads=1, deadline_s=20.0)
+    for _ in range(MAX_LOST_THREADS + 1):
+        async with asyncio.timeout(5):
+            with pytest.raises(Exception, match="inside"):
+                await offload.run(fail)
+    assert num_threads() == before + 1
+    assert await offload.run(divmod, 7, 2) == (3, 1)

@@ -224,7 +224,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
     ({"input": []}, "input"),
     ({"input": 3}, "input"),
     ({"input": [{"content": "no role"}]}, "input[0]"),

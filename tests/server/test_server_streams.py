@@ -252,3 +252,29 @@ async def test_ready_tokens_share_an_event(ask: Asker) -> None:
         scores = [score for part in parts for score in part["logprobs"]["token_logprobs"]]
         assert scores == expected["logprobs"]["token_logprobs"] and len(scores) == 20
         assert [part["finish_reason"] for part in parts][-1] == expected["finish_reason"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_an_engine_that_dies_before_a_sample_is_sent(
+    path: str, streams: bool, after: int
+) -> None:
+    client = FakeClient()
+    ask, submit, left = Asker(client, make_state(client)), client.submit, [after]
+
+    def dying(*request: Any) -> None:
+        if not left[0]:
+            raise EngineDead("gone")
+        left[0] -= 1
+        submit(*request)
+
+    client.submit = dying  # type: ignore[method-assign]
+    connection = Connection(ask, path, stream=streams, n=3)
+    await asyncio.wait_for(connection.task, 5)
+    assert b'"engine_dead"' in connection.body
+    assert connection.status == (200 if streams else 500)
+    assert not ask.state.open and not client.running and ask.state.shared.queue.own == (0, 0)
+    metrics = (await ask.http.get("/metrics")).text
+    assert 'request_success_total{finished_reason="error",model_name="m"} 1.0' in metrics
+    assert 'request_success_total{finished_reason="abort",model_name="m"} 2.0' in metrics

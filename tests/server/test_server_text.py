@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
 import pytest
-from server_fakes import ANSWER, EOS, TOKENIZER, Asker, refused
+from server_fakes import ANSWER, CHAT, COMPLETIONS, EOS, TOKENIZER, Asker, refused
+
+from tokenspeed.server import logprobs, tokens
+from tokenspeed.server.logprobs import token_text
 
 COUNT = "1, 2, 3, 4, 5, 6, 7"
 
@@ -264,3 +269,78 @@ async def test_lists_of_prompts_are_numbered_by_prompt_then_sample(ask: Asker) -
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
     assert whole["usage"]["prompt_tokens"] == 4
     assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_prompt_is_scored_once_for_all_its_samples(
+    ask: Asker, late: int, streams: bool
+) -> None:
+    """Whichever sample comes last, each shows the prompt's log-probabilities first."""
+    ask.engine.answer, generate = "abc", ask.engine.generate
+
+    async def delayed(request: Any) -> Any:
+        if request.sample_index == late:
+            await asyncio.sleep(0.02)
+        async for delta in generate(request):
+            yield delta
+
+    ask.engine.generate = delayed
+    fields = {"prompt": ["Hi", "you"], "n": 3, "echo": True, "logprobs": 1, "max_tokens": 3}
+    answer = await ask.completion(**fields, stream=streams)
+    chunks = events(answer) if streams else [answer.json()]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(6):
+        own = [choice["logprobs"] for choice in choices if choice["index"] == index]
+        tokens = [token for part in own for token in part["tokens"]]
+        assert "".join(tokens) == ["Hi", "you"][index // 3] + "abc"
+        scores = [score for part in own for score in part["token_logprobs"]]
+        assert scores == [None, *[-5.0] * (len(tokens) - 1)]
+
+    def scorers() -> list[int | None]:
+        """What each sample was asked for, in order of prompts and samples."""
+        sent = sorted(ask.engine.requests, key=lambda each: int(each.id.rpartition("-")[2]))
+        return [each.params.prompt_logprobs for each in sent]
+
+    assert scorers() == [1, None, None] * 2
+    if not streams:
+        ask.engine.requests.clear()
+        del fields["echo"], fields["logprobs"]
+        whole = (await ask.completion(**fields, prompt_logprobs=2)).json()
+        assert [len(choice["prompt_logprobs"]) for choice in whole["choices"]] == [2] * 3 + [3] * 3
+        assert scorers() == [2, None, None] * 2
+        ask.engine.requests.clear()
+        await ask.chat(n=3, prompt_logprobs=0)
+        assert scorers() == [0, None, None]
+    ask.engine.generate = generate
+
+
+async def test_log_probabilities_are_written_down_beside_the_event_loop(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts and of whole answers, as are the texts of tokens: there may be millions."""
+    where: set[str] = set()
+
+    def watched(*given: Any) -> Any:
+        where.add(threading.current_thread().name)
+        return token_text(*given)
+
+    for module in (logprobs, tokens):
+        monkeypatch.setattr(module, "token_text", watched)
+    ask.engine.chunk = 100
+    for path, fields in (
+        (COMPLETIONS, {"logprobs": 2}),
+        (COMPLETIONS, {"logprobs": 2, "echo": True}),
+        (COMPLETIONS, {"logprobs": 2, "echo": True, "stream": True, "max_tokens": 0}),
+        (COMPLETIONS, {"prompt_logprobs": 2}),
+        (CHAT, {"prompt_logprobs": 2}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}),
+        ("/tokenize", {"return_token_strs": True}),
+    ):
+        body: dict[str, Any] = {"prompt": "Hi"}
+        if path == CHAT:
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+        answer = await ask.http.post(path, json=body | fields)
+        assert answer.status_code == 200, answer.text
+        assert where == {"offload"}, (path, fields)
+        where.clear()

@@ -18,7 +18,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tokenspeed.bench.child_server import MAX_LINES, READY, StartFailed, last_words, server_process
+from tokenspeed.bench.child_server import (
+    MAX_LINES,
+    STOP_S,
+    StartFailed,
+    killing_after,
+    server_process,
+    start_limit,
+    until_ready,
+)
 from tokenspeed.bench.records import Timed, parse, timed
 
 REQUEST_S = 600.0
@@ -75,16 +83,12 @@ def measure(plan: Plan, report: Report) -> list[Start]:
 def _start(plan: Plan, kind: str, cache: Path) -> Start:
     lines: deque[str] = deque(maxlen=MAX_LINES)
     with server_process({**plan.settings, "cache_dir": str(cache)}, _TIMING) as (process, log):
-        ready = first_token = 0.0
-        for line in log:
-            lines.append(line)
-            found = READY.search(line)
-            if found and not ready:
-                ready = time.time()
-                first_token = _ask(plan, found[1])
-                process.send_signal(signal.SIGTERM)
-        if not first_token:
-            raise StartFailed(last_words(lines))
+        url = until_ready(process, log, lines, start_limit(plan.settings))
+        ready = time.time()
+        first_token = _ask(plan, url)
+        process.send_signal(signal.SIGTERM)
+        with killing_after(process, STOP_S):
+            lines.extend(log)
         spans = timed(parse(lines))
         own = [span for span in spans if span.pid == process.pid]
         if not own:

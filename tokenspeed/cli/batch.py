@@ -26,9 +26,9 @@ _HEAD = """
 usage: tokenspeed batch -i FILE -o FILE [MODEL] [options]
 
 Answer a file of OpenAI batch requests without a server: a JSON object a line with custom_id,
-method, url (/v1/chat/completions or /v1/completions) and body. Answers are appended to the output
-as they come; started again with the same files, it goes on where it stopped. The exit status is 1
-if any line failed, in this run or in one before.
+method, url (/v1/chat/completions, /v1/completions, /v1/responses or /v1/messages) and body. Answers
+are appended to the output as they come; started again with the same files, it goes on where it
+stopped. The exit status is 1 if any line failed, in this run or in one before.
 
 Examples
   tokenspeed batch -i requests.jsonl -o answers.jsonl

@@ -16,7 +16,8 @@ from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.config import GROUPS, OPTIONS, Config
-from tokenspeed.options import ConfigError
+from tokenspeed.options import ConfigError, options_of
+from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.bench.command"
 """Imported when it is needed: help does not wait for it, nor does it fail where that does."""
@@ -46,9 +47,13 @@ _OWN = {
 
 _OURS = ("host", "port", "cache_dir", "log_level")
 """Options that the measurement sets itself."""
+_NOT_OURS = {option.name for option in options_of(ServerConfig) if option.name.startswith("ssl_")}
+"""It asks over plain HTTP."""
 
 COMMAND = Command(
-    options=tuple(option for option in OPTIONS.values() if option.name not in _OURS),
+    options=tuple(
+        option for option in OPTIONS.values() if option.name not in _NOT_OURS.union(_OURS)
+    ),
     own={**COMMON, "--runs": Takes.ONE, "--trace": Takes.ONE, "--json": Takes.NOTHING},
 )
 

@@ -82,7 +82,16 @@ TABLE: Table = {
         same("--async-scheduling", "--no-disable-overlap-schedule"),
         always("--enable-chunked-prefill", "long prompts are always prefilled in chunks"),
         always("--enable-mixed-batch --enable-mixed-chunk", "prefill and decode share a step"),
-        only("--scheduling-policy --schedule-policy", "fcfs", "first come, first served; fcfs"),
+        only(
+            "--schedule-policy",
+            "fcfs",
+            "first come, first served; fcfs, or --scheduling-policy priority",
+        ),
+        refused(
+            "--enable-priority-scheduling --schedule-low-priority-values-first",
+            "--scheduling-policy priority serves lower priorities first",
+            takes=Takes.NOTHING,
+        ),
         only("--num-scheduler-steps", "1", "steps are scheduled one by one; 1"),
         granted("--schedule-conservativeness", "admission is by free pages, preemption recomputes"),
         granted("--max-num-partial-prefills", "the step's token budget is the limit"),
@@ -220,6 +229,17 @@ TABLE: Table = {
         always("--enable-nan-detection", "a poisoned row ends its own request only"),
     ),
 }
+
+OBJECTS = frozenset(
+    {
+        *("--hf-overrides", "--json-model-override-args", "--override-generation-config"),
+        *("--preferred-sampling-params", "--model-loader-extra-config", "--limit-mm-per-prompt"),
+        *("--mm-processor-kwargs", "--kv-transfer-config", "--kv-events-config", "--eplb-config"),
+        *("--compilation-config", "-cc", "--attention-config", "-ac", "--kernel-config"),
+        *("--speculative-config", "-sc", "--structured-outputs-config"),
+    }
+)
+"""Flags of the table whose value is a JSON object, so that `--flag.key value` is one too."""
 
 PEER_VALUES: dict[tuple[str, str], tuple[str, str]] = {
     **{

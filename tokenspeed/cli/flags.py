@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.cli.answers import Granted, Known, Refused, Same
-from tokenspeed.cli.compat import PEER_VALUES, TABLE
+from tokenspeed.cli.compat import OBJECTS, PEER_VALUES, TABLE
 from tokenspeed.cli.scan import Given, Takes, scan
 from tokenspeed.cli.values import from_words
 from tokenspeed.options import ConfigError, Option
@@ -65,7 +65,10 @@ class Flags:
             if option.kind is bool:
                 self.options[negative(option.flag)] = (option, False)
         self.known = known_flags(command.headings)
-        self.takes: dict[str, Takes] = {name: row.takes for name, (row, _) in self.known.items()}
+        self.takes: dict[str, Takes] = {
+            name: Takes.OBJECT if name in OBJECTS else row.takes
+            for name, (row, _) in self.known.items()
+        }
         for name, (option, is_on) in self.options.items():
             self.takes[name] = _takes(option, is_on)
         self.takes |= self.own

@@ -16,6 +16,7 @@ class Takes(enum.Enum):
     NOTHING = "nothing"
     MAYBE = "maybe one"
     ONE = "one"
+    OBJECT = "one, a JSON object; or each of its keys with a value"
     MANY = "many"
 
 
@@ -36,7 +37,7 @@ def scan(argv: Sequence[str], flags: Mapping[str, Takes]) -> tuple[list[Given], 
     """The flags in order, and the positional words.
 
     Taken: `--flag value`, `--flag=value`, `--flag_with_underscores`, `--json.key value` for a flag
-    that takes a value, `-O2` for `-O 2`, and `--` before words that are no flags.
+    that takes an object, `-O2` for `-O 2`, and `--` before words that are no flags.
     """
     found: list[Given] = []
     rest: list[str] = []
@@ -54,11 +55,11 @@ def scan(argv: Sequence[str], flags: Mapping[str, Takes]) -> tuple[list[Given], 
         if inline is not None:
             found.append(Given(flag, typed, (inline,)))
             continue
-        most = {Takes.NOTHING: 0, Takes.MAYBE: 0, Takes.ONE: 1, Takes.MANY: len(argv)}[takes]
+        most = {Takes.ONE: 1, Takes.OBJECT: 1, Takes.MANY: len(argv)}.get(takes, 0)
         end = at
         while end < len(argv) and end - at < most and not _is_flag(argv[end]):
             end += 1
-        if takes in (Takes.ONE, Takes.MANY) and end == at:
+        if most and end == at:
             raise ConfigError(f"{typed} needs a value")
         found.append(Given(flag, typed, tuple(argv[at:end])))
         at = end
@@ -82,6 +83,6 @@ def _split(word: str, flags: Mapping[str, Takes]) -> tuple[str, str, str | None]
             raise ConfigError(f"{typed} takes no value, got {value[:100]!r}")
         return typed, name, inline
     base = name.partition(".")[0]
-    if base != name and flags.get(base) is Takes.ONE:
+    if base != name and flags.get(base) is Takes.OBJECT:
         return typed, base, inline
     raise ConfigError(f"unknown flag {typed[:100]}{suggest(name, flags)}")

@@ -62,7 +62,7 @@ class KernelHome:
                 folder.mkdir(mode=0o700)
             self._fill()
         except OSError:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove()
             raise
         atexit.register(self.close)
 
@@ -105,7 +105,12 @@ class KernelHome:
         if self._is_open and self._owner == os.getpid():
             self._is_open = False
             self.keep()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _fill(self) -> None:
         for folder in _trusted_folders(self._root, self._environment):

@@ -7,7 +7,8 @@ They lag the launched steps; what a row brings after the token that ended its re
 from __future__ import annotations
 
 from tokenspeed.batch import Row
-from tokenspeed.request import FinishReason, Request, RequestDelta, TokenLogprob
+from tokenspeed.engine.record import Request
+from tokenspeed.request import FinishReason, RequestDelta, TokenLogprob
 
 
 def keep_tokens(request: Request, token_ids: list[int]) -> int:

@@ -14,8 +14,8 @@ import operator
 from dataclasses import dataclass, field
 
 from tokenspeed.batch import Row, SlotStart
+from tokenspeed.engine.record import Request, State
 from tokenspeed.kv.manager import Holding
-from tokenspeed.request import Request, State
 
 
 @dataclass(slots=True, eq=False)

@@ -181,6 +181,8 @@ def _ready(
         block_size=pool.block_size,
         kv_cache_dtype=kv_dtype,
         seconds=seconds,
+        settings=model.settings,
+        reasons=dict(model.resolution.reasons),
         summary=f"{model.source.name} on {model.device} in {model.dtype_name}, "
         f"{level}, KV cache of {pool.num_pages * pool.block_size} tokens"
         + (f" in {kv_dtype}" if kv_dtype != model.dtype_name else ""),

@@ -26,15 +26,14 @@ from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.acceptance import make_delta
 from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.messages import Ready, Stats
+from tokenspeed.engine.record import Request, State
 from tokenspeed.engine.scheduler import Scheduler
 from tokenspeed.log import logger
 from tokenspeed.request import (
     FinishReason,
     GenerateRequest,
     InvalidRequest,
-    Request,
     RequestDelta,
-    State,
 )
 
 COMPILE_POLL_S = 0.005

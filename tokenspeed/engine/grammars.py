@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.pinned import send
-from tokenspeed.request import InvalidRequest, Request
+from tokenspeed.engine.record import Request
+from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.pool import GrammarPool
 from tokenspeed.structured.remote import Follower, RemoteGrammar
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from tokenspeed.engine.messages import Attach, FromEngine, ToEngine
+from tokenspeed.engine.messages import Attach, FromEngine, ToEngine, Unread
 from tokenspeed.log import logger
 
 FIRST_CLIENT_MS = 30_000
 LINGER_MS = 2_000
 """How long a closing socket may take to hand over what was sent last."""
+
+
+class _Name(msgspec.Struct):
+    id: str
+
+
+class _Named(msgspec.Struct, tag="submit"):
+    """A `Submit`, of which only the id can be read."""
+
+    request: _Name
 
 
 class EngineLink:
@@ -33,7 +43,8 @@ class EngineLink:
         self._socket.bind(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._backlog: list[tuple[bytes, ToEngine]] = []
+        self._id_decoder = msgspec.msgpack.Decoder(_Named)
+        self._backlog: list[tuple[bytes, ToEngine | Unread]] = []
         self._news: FromEngine | None = None
 
     def wait_for_client(self) -> None:
@@ -43,7 +54,7 @@ class EngineLink:
                 raise TimeoutError("no client attached to the engine")
             self._drain()
 
-    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, ToEngine]]:
+    def receive(self, timeout_ms: int | None) -> list[tuple[bytes, ToEngine | Unread]]:
         """All messages that are here, after waiting up to `timeout_ms` (None: for ever) for one."""
         if not self._backlog:
             self._socket.poll(timeout_ms)
@@ -51,7 +62,7 @@ class EngineLink:
         messages, self._backlog = self._backlog, []
         return messages
 
-    def peek(self) -> list[ToEngine]:
+    def peek(self) -> list[ToEngine | Unread]:
         """What has come so far, left in place for `receive`."""
         self._drain()
         return [message for _, message in self._backlog]
@@ -87,12 +98,9 @@ class EngineLink:
 
     def _drain(self) -> None:
         while self._socket.poll(0):
-            frames = self._socket.recv_multipart()
-            try:
-                client, body = frames
-                message = self._decoder.decode(body)
-            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-                logger.warning("dropped a message that cannot be read: %s", error)
+            client, *frames = self._socket.recv_multipart()
+            message = self._read(b"".join(frames))
+            if message is None:
                 continue
             if not isinstance(message, Attach):
                 self._backlog.append((client, message))
@@ -100,3 +108,16 @@ class EngineLink:
                 self.clients.append(client)
                 if self._news is not None:
                     self.send(client, self._news)
+
+    def _read(self, body: bytes) -> ToEngine | Unread | None:
+        """None for what nobody can be told of."""
+        unreadable = (ValueError, RecursionError, msgspec.MsgspecError)
+        try:
+            return self._decoder.decode(body)
+        except unreadable as error:
+            logger.warning("a message cannot be read: %s", error)
+            why = str(error)
+        try:
+            return Unread(self._id_decoder.decode(body).request.id, why)
+        except unreadable:
+            return None

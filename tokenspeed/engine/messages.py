@@ -34,6 +34,15 @@ class Submit(msgspec.Struct, tag="submit", frozen=True):
     request: GenerateRequest
 
 
+class Unread(msgspec.Struct, frozen=True):
+    """What became of a `Submit` that cannot be read: whose it was, and why. It is made where it was
+    to be read, and does not travel.
+    """
+
+    request_id: str
+    why: str
+
+
 class Abort(msgspec.Struct, tag="abort", frozen=True):
     request_ids: list[str]
 
@@ -72,6 +81,10 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     block_size: int
     kv_cache_dtype: str
     seconds: float
+    settings: Config
+    """Those of the start, settled."""
+    reasons: dict[str, str]
+    """Why each of them that was left open is what it is, or stays open."""
     summary: str = ""
     """One line for the log: device, dtype, level, pool."""
     jit: tuple[JitCount, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tokenspeed.batch import Batch
 from tokenspeed.engine.admission import Admission
-from tokenspeed.request import State
+from tokenspeed.engine.record import State
 
 
 class Pace:

@@ -8,13 +8,14 @@ step that names them has ended. So neither changes hands under a launched step.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from dataclasses import dataclass
 
 from tokenspeed.engine.admission import Admission
+from tokenspeed.engine.record import Request
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.kv.prefix import Namespace
-from tokenspeed.request import Request
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,7 @@ class _Short:
 
 
 class Residents:
-    """The slots. `running` is in order of arrival, since requests enter in that order and the
-    youngest is the first to be sent away.
-    """
+    """The slots. `running` is in order of rank: the last is the first to be sent away."""
 
     def __init__(self, kv: KVManager, num_slots: int) -> None:
         self.running: list[Admission] = []
@@ -86,7 +85,7 @@ class Residents:
             num_computed=holding.num_cached_tokens,
             num_planned=holding.num_cached_tokens,
         )
-        self.running.append(admission)
+        bisect.insort(self.running, admission, key=lambda one: one.request.rank)
         self._by_generation[admission.generation] = admission
         return admission
 

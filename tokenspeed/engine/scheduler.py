@@ -4,8 +4,9 @@
                ^------ preempted ------'
 
 A step has a token budget: decodes first, then chunks of prefills, then new requests, all in order
-of arrival; nobody overtakes. A request is let in when the pages for its whole known sequence are
-there. If a running one lacks pages later, the youngest is preempted and computes again what it had.
+of rank: by priority, then arrival; nobody overtakes. A request is let in when the pages for its
+whole known sequence are there; none is sent away for that. If a running one lacks pages later, the
+last in rank is preempted and computes again what it had.
 
 Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
 replaces them by facts and drops the results of those who have left (see `Residents`).
@@ -13,6 +14,7 @@ replaces them by facts and drops the results of those who have left (see `Reside
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from tokenspeed.engine.acceptance import keep_prompt_logprobs, keep_tokens, make
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.messages import Stats
 from tokenspeed.engine.pace import Pace
+from tokenspeed.engine.record import Request, State
 from tokenspeed.engine.residents import Residents
 from tokenspeed.engine.sampler import ERRORS
 from tokenspeed.kernels.sample_rows import NOT_FINITE
@@ -29,10 +32,8 @@ from tokenspeed.kv.manager import KVManager
 from tokenspeed.request import (
     FinishReason,
     InvalidRequest,
-    Request,
     RequestDelta,
-    State,
-    resolve_max_tokens,
+    max_tokens_in_pool,
 )
 
 
@@ -45,7 +46,7 @@ class _Plan:
     rows: list[Row] = field(default_factory=list)
     starts: list[SlotStart] = field(default_factory=list)
     short: Request | None = None
-    """The oldest request that lacked pages: no younger one may take any in this step."""
+    """The first in rank that lacked pages: none behind it may take any in this step."""
 
     def add(self, admission: Admission, num_tokens: int) -> None:
         self.rows.append(admission.launch_row(self.step, num_tokens))
@@ -76,7 +77,7 @@ class Scheduler:
         self._tokens_per_step = tokens_per_step
         self._capacity = kv.num_pages * kv.block_size
         self._requests: dict[str, Request] = {}
-        self._waiting: deque[Request] = deque()  # in order of arrival, all younger than `running`
+        self._waiting: list[Request] = []  # in order of rank
         self._residents = Residents(kv, max_num_seqs)
         self._launched: deque[int] = deque()
         self._orders = itertools.count()
@@ -117,32 +118,19 @@ class Scheduler:
             self.settle(request)
         request.order = next(self._orders)
         self._requests[request.id] = request
-        self._waiting.append(request)
+        self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        bisect.insort(self._waiting, request, key=lambda one: one.rank)
 
     def settle(self, request: Request) -> None:
-        """Check a request and settle its `max_tokens`, or raise InvalidRequest and change nothing.
-
-        A request that names no `max_tokens` gets what fits both the context and the pool.
-        """
-        params, num_prompt = request.params, request.num_prompt
-        if not num_prompt:
-            raise InvalidRequest("the prompt is empty: it needs at least one token", "prompt")
+        """Check a request and settle its `max_tokens`, or raise InvalidRequest with no change."""
         if request.id in self._requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
-        max_tokens = resolve_max_tokens(num_prompt, params, self._max_model_len)
-        if params.max_tokens is None:
-            max_tokens = max(1, min(max_tokens, self._capacity - num_prompt + 1))
-        needed = max(num_prompt, num_prompt + max_tokens - 1)  # the last token's KV is not needed
-        if needed > self._capacity:
-            raise InvalidRequest(
-                f"this request needs {needed} tokens of KV cache, but the pool has "
-                f"{self._capacity}: shorten the prompt, lower max_tokens, or start with a larger "
-                "--max-total-tokens",
-                "prompt",
-                "context_length_exceeded",
-            )
-        request.max_tokens = max_tokens
-        if params.prompt_logprobs is not None:
+        request.max_tokens = max_tokens_in_pool(
+            request.num_prompt, request.params, self._max_model_len, self._capacity
+        )
+        if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
 
     def abort(self, request_id: str) -> RequestDelta | None:
@@ -157,7 +145,7 @@ class Scheduler:
         """Send a running request away until it is added again."""
         (admission,) = [one for one in self._residents.running if one.request.id == request_id]
         self._preempt(admission)
-        self._waiting.popleft()
+        self._waiting.remove(admission.request)
         return self._requests.pop(request_id)
 
     def flush_cache(self) -> int:
@@ -187,8 +175,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step, which the caller launches; None if there is nothing to do before a commit.
 
-        Without steps in flight and with work left there is always a step: the oldest request either
-        finds its pages or takes them from younger ones.
+        Without steps in flight and with work left there is always a step: of those that run, the
+        first in rank either finds its pages or takes them from others.
         """
         self._pace.begin_plan()
         plan = _Plan(self._num_steps, self._token_budget)
@@ -224,8 +212,13 @@ class Scheduler:
         """Prove the invariants of queue and order, and those of slots and cache."""
         requests = [one.request for one in self._residents.running] + list(self._waiting)
         assert {request.id for request in requests} == self._requests.keys(), "a lost request"
-        orders = [request.order for request in requests]
-        assert orders == sorted(set(orders)), f"out of the order of arrival: {orders}"
+        running = [one.request.rank for one in self._residents.running]
+        waiting = [request.rank for request in self._waiting]
+        for ranks in (running, waiting):
+            assert ranks == sorted(set(ranks)), f"out of the order of rank: {ranks}"
+        # Of one priority, whoever runs came before whoever waits.
+        ranks = sorted(running + waiting, key=lambda rank: rank[0])
+        assert ranks == sorted(ranks), f"overtaken: {running} run, {waiting} wait"
         self._residents.check()
 
     def _limit(self, request: Request) -> int:
@@ -247,20 +240,20 @@ class Scheduler:
         for admission in ready:
             if plan.budget - floor < width:
                 break
-            if not admission.is_running:  # preempted for an older one, just now
+            if not admission.is_running:  # preempted for another one, just now
                 continue
             num_tokens = min(width, admission.limit - admission.num_planned)
             if self._make_room(admission, admission.num_planned + num_tokens, plan):
                 plan.add(admission, num_tokens)
 
     def _make_room(self, admission: Admission, num_tokens: int, plan: _Plan) -> bool:
-        """Pages for `num_tokens` positions, if need be those of requests younger than this one.
-        False: they will be there after commits, or when older requests have ended.
+        """Pages for `num_tokens` positions, if need be those of requests behind this one in rank.
+        False: they will be there after commits, or when others have ended.
         """
         kv, holding, request = self._kv, admission.holding, admission.request
         if kv.pages_for(num_tokens) <= len(holding.tables[0]):
             return True
-        if plan.short is not None and plan.short.order < request.order:
+        if plan.short is not None and plan.short.rank < request.rank:
             return False
         num_expected = request.num_prompt + request.max_tokens
         while not kv.allocate(holding, num_tokens, num_expected=num_expected):
@@ -268,10 +261,10 @@ class Scheduler:
             missing = kv.pages_for(num_tokens) - len(holding.tables[0])
             if kv.num_available + self._residents.num_coming >= missing:
                 return False
-            youngest = self._residents.running[-1]
-            if youngest is admission or youngest.last_step == plan.step:
+            last = self._residents.running[-1]
+            if last is admission or last.last_step == plan.step:
                 return False
-            self._preempt(youngest)
+            self._preempt(last)
         return True
 
     def _plan_prefills(self, plan: _Plan) -> None:
@@ -289,7 +282,7 @@ class Scheduler:
             admission = self._residents.enter(request, self._limit(request))
             if admission is None:
                 return
-            self._waiting.popleft()
+            del self._waiting[0]
             request.move(State.PREFILLING)
             request.timeline.schedule(self._pace.now)
             if request.num_preemptions == 0:
@@ -344,5 +337,5 @@ class Scheduler:
         request.timeline.preempt(self._pace.now)
         request.num_preemptions += 1
         self._num_preemptions += 1
-        self._waiting.appendleft(request)
+        self._wait(request)
         self._residents.leave(admission)

@@ -1,6 +1,6 @@
 """The engine process's work: build the engine, then serve until a client asks for the end.
 
-It blocks while idle. A message that cannot be read is logged and dropped; a request that cannot be
+It blocks while idle. A message that cannot be read is logged; a request that cannot be read or
 served gets a delta with an error; only a bug in the loop itself ends the process, after saying so.
 """
 
@@ -27,6 +27,7 @@ from tokenspeed.engine.messages import (
     StepOutputs,
     Submit,
     ToEngine,
+    Unread,
 )
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -71,7 +72,7 @@ class Server:
             if not messages and self._engine.prepare() and not self._engine.has_spare_work:
                 self._send()  # it is over: whoever asks for readiness with all graphs hears of it
 
-    def _handle(self, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine | Unread) -> None:
         if isinstance(message, Abort):
             own = [id for id in message.request_ids if self._owners.get(id) == client]
             self._post(self._engine.abort(own))
@@ -86,6 +87,13 @@ class Server:
                 self._owners[request_id] = client
             else:
                 self._outbox.setdefault(client, []).append(end)
+        elif isinstance(message, Unread):
+            end = RequestDelta(
+                request_id=message.request_id,
+                finish_reason=FinishReason.ERROR,
+                error=f"it cannot be read: {message.why}",
+            )
+            self._outbox.setdefault(client, []).append(end)
 
     def _command(self, message: Command) -> Done:
         engine = self._engine

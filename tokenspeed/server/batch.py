@@ -35,7 +35,7 @@ from tokenspeed.server.batch_files import (
     open_input,
     read_lines,
 )
-from tokenspeed.server.errors import APIError, as_api_error, shorten, unsupported
+from tokenspeed.server.errors import APIError, as_api_error, body_for, shorten, unsupported
 from tokenspeed.server.protocol import parse_json
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.source import ModelError
@@ -298,4 +298,4 @@ async def _respond(
             if shown.status == 429:
                 await asyncio.sleep(BUSY_WAIT_S)
                 continue
-            return shown.status, shown.body()
+            return shown.status, body_for(api.path, shown)

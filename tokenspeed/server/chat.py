@@ -11,12 +11,14 @@ from msgspec import UNSET
 from tokenspeed.parsers.chat_plan import ChatPlan, plan_chat
 from tokenspeed.server.chat_answer import ChatAnswer
 from tokenspeed.server.generation import Piece
-from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
+from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer, write_down
 from tokenspeed.server.logprobs import prompt_logprobs
+from tokenspeed.server.protocol import Usage
 from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest, ChunkChoice
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import ChunkEvents, stream_job
 from tokenspeed.server.structured import check_grammar
+from tokenspeed.text.output import Sample
 from tokenspeed.text.text_side import TextSide
 
 
@@ -69,6 +71,14 @@ async def complete(state: ServerState, request: ChatRequest, job: Job) -> ChatCo
     count = job.usage_count()
     async with job.start(state) as generation:
         samples = await generation.collect(count)
+    return await write_down(
+        state, job, lambda: _completion(state, request, job, samples, count.usage)
+    )
+
+
+def _completion(
+    state: ServerState, request: ChatRequest, job: Job, samples: list[Sample], usage: Usage
+) -> ChatCompletion:
     scored, num_top = samples[0].prompt_logprobs, request.prompt_logprobs
     return ChatCompletion(
         id=job.id,
@@ -78,7 +88,7 @@ async def complete(state: ServerState, request: ChatRequest, job: Job) -> ChatCo
             _answer(state, request, job, index).choice(sample)
             for index, sample in enumerate(samples)
         ],
-        usage=count.usage,
+        usage=usage,
         prompt_logprobs=UNSET
         if scored is None or num_top is None
         else prompt_logprobs(job.tokenizer, scored, num_top),

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from tokenspeed.request import TokenLogprob
 from tokenspeed.server.generation import Piece
-from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer
+from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer, write_down
 from tokenspeed.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
 from tokenspeed.server.protocol_completions import (
     DEFAULT_MAX_TOKENS,
@@ -69,10 +69,14 @@ async def complete(state: ServerState, request: CompletionRequest, job: Job) -> 
     count = job.usage_count()
     async with job.start(state) as generation:
         samples = await generation.collect(count)
-    choices = [_ChoiceWriter(request, job, i).whole(sample) for i, sample in enumerate(samples)]
+    choices = await write_down(state, job, lambda: _choices(request, job, samples))
     return Completion(
         id=job.id, created=job.created, model=job.model, choices=choices, usage=count.usage
     )
+
+
+def _choices(request: CompletionRequest, job: Job, samples: list[Sample]) -> list[CompletionChoice]:
+    return [_ChoiceWriter(request, job, i).whole(sample) for i, sample in enumerate(samples)]
 
 
 def stream(state: ServerState, request: CompletionRequest, job: Job) -> AsyncGenerator[bytes, None]:

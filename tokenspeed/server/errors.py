@@ -18,6 +18,9 @@ from tokenspeed.request import InvalidRequest
 
 MAX_MESSAGE_CHARS = 600
 
+ANTHROPIC_PATH = "/v1/messages"
+"""Where errors are told in Anthropic's way."""
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -106,6 +109,11 @@ def anthropic_body(error: APIError) -> bytes:
     default = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, default)
     return msgspec.json.encode(AnthropicError(AnthropicErrorBody(kind, error.message)))
+
+
+def body_for(path: str, error: APIError) -> bytes:
+    """The error as clients of the API at `path` read it."""
+    return anthropic_body(error) if path.startswith(ANTHROPIC_PATH) else error.body()
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:

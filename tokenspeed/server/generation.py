@@ -13,8 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
 
+import msgspec
+
 from tokenspeed.engine.deltas import joined
-from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, job_of
+from tokenspeed.request import (
+    FinishReason,
+    GenerateRequest,
+    RequestDelta,
+    TokenLogprob,
+    job_of,
+)
 from tokenspeed.server.errors import APIError, bad_request, ended_by_operator
 from tokenspeed.server.protocol import PromptTokensDetails, Usage
 from tokenspeed.server.state import ServerState
@@ -72,9 +80,10 @@ class Generation:
     ) -> None:
         self._state = state
         self._samples = [
-            _Running(self, index, OutputText(tokenizer, request, kept_ids), request)
+            _Running(self, state, index, OutputText(tokenizer, request, kept_ids), request)
             for index, request in enumerate(requests)
         ]
+        self._scores = _PromptScores(requests)
         self._ready: dict[int, list[Piece]] = {}
         self._wake = asyncio.Event()
         self._error: Exception | None = None
@@ -86,7 +95,8 @@ class Generation:
         self._exit.enter_context(self._state.generating(self))
         self._first_token.enter_context(self._state.first_token())
         for sample in self._samples:
-            sample.start(self._state)
+            if self._error is None:
+                sample.start()
         return self
 
     async def __aexit__(
@@ -145,8 +155,9 @@ class Generation:
 
     def add(self, piece: Piece) -> None:
         """For `take`."""
-        self._ready.setdefault(piece.index, []).append(piece)
-        self._wake.set()
+        for each in self._scores.release(piece):
+            self._ready.setdefault(each.index, []).append(each)
+            self._wake.set()
 
     def fail(self, error: Exception) -> None:
         """End all samples with `error`, which `take` raises after what came before it."""
@@ -163,24 +174,61 @@ class Generation:
             self._state.metrics.prompt_ended(lens[start : start + num_samples])
 
 
+class _PromptScores:
+    """A prompt is scored by its first sample alone. The pieces of its others wait for that, and the
+    first one of each has the log-probabilities too.
+    """
+
+    def __init__(self, requests: list[GenerateRequest]) -> None:
+        self._leads = [index - each.sample_index for index, each in enumerate(requests)]
+        scorers = (i for i, each in enumerate(requests) if each.params.prompt_logprobs is not None)
+        self._held: dict[int, list[Piece]] = {lead: [] for lead in scorers}
+        self._scores: dict[int, list[TokenLogprob | None]] = {}
+        self._told: set[int] = set()
+
+    def release(self, piece: Piece) -> list[Piece]:
+        """What may be shown when this piece has come."""
+        lead, scores = self._leads[piece.index], piece.raw.prompt_logprobs
+        if scores is not None:
+            self._scores[lead] = scores
+            self._told.add(lead)
+            return [piece, *map(self._scored, self._held.pop(lead))]
+        if lead in self._held:
+            self._held[lead].append(piece)
+            return []
+        return [self._scored(piece)]
+
+    def _scored(self, piece: Piece) -> Piece:
+        scores = self._scores.get(self._leads[piece.index])
+        if scores is None or piece.index in self._told:
+            return piece
+        self._told.add(piece.index)
+        return replace(piece, raw=msgspec.structs.replace(piece.raw, prompt_logprobs=scores))
+
+
 class _Running:
     """One sample in the engine, a `Sink`: makes text of each delta as it arrives, so that a stop
     string ends the request in time however slow its reader is.
     """
 
     def __init__(
-        self, generation: Generation, index: int, output: OutputText, request: GenerateRequest
+        self,
+        generation: Generation,
+        state: ServerState,
+        index: int,
+        output: OutputText,
+        request: GenerateRequest,
     ) -> None:
         self._generation, self._index = generation, index
         self._output, self.request = output, request
+        self._client = state.client
+        self._timer = state.request_timer(request)
 
     @property
     def num_generated(self) -> int:
         return self._timer.num_generated
 
-    def start(self, state: ServerState) -> None:
-        self._client = state.client
-        self._timer = state.request_timer(self.request)
+    def start(self) -> None:
         try:
             self._client.submit(self.request, self)
         except Exception as error:

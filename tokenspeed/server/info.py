@@ -80,6 +80,10 @@ class Endpoint:
         await self.handlers[method](self._state, scope, send)
 
 
+def _query(scope: Scope) -> dict[str, list[str]]:
+    return parse_qs(scope["query_string"].decode("latin-1"))
+
+
 async def models(state: ServerState, scope: Scope, send: Send) -> None:
     await send_json(send, msgspec.json.encode(ModelList([_card(state, n) for n in state.names])))
 
@@ -104,7 +108,7 @@ async def health(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 async def ready(state: ServerState, scope: Scope, send: Send) -> None:
-    level = parse_qs(scope["query_string"].decode("latin-1")).get("level", ["serving"])[-1]
+    level = _query(scope).get("level", ["serving"])[-1]
     if level not in READY_LEVELS:
         raise bad_request(f"level is one of {', '.join(READY_LEVELS)}", "level")
     graphs = state.client.stats.graphs_to_come if level == "graphs" else 0
@@ -131,7 +135,9 @@ async def metrics(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`settings` by group, as they are in effect, without those that are secret."""
+    """`settings` by group, as they are in effect, without those that are secret; `reasons`: why
+    those that were left open are what they are, or stay open (what is measured: see `engine`).
+    """
 
     version: str
     models: tuple[str, ...]
@@ -142,13 +148,15 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     engine: str
     settings: dict[str, dict[str, Any]]
+    reasons: dict[str, str]
 
 
 async def server_info(state: ServerState, scope: Scope, send: Send) -> None:
     ready, _ = state.require_ready()
     settings: dict[str, dict[str, Any]] = {}
     for name, kind in GROUPS.items():
-        group = getattr(state.config, name)
+        # The engine knows nothing of the HTTP side's, nor does that side settle the others.
+        group = getattr(state.config if name == "server" else ready.settings, name)
         shown = [option for option in options_of(kind) if not option.secret]
         settings[name] = {option.name: getattr(group, option.name) for option in shown}
     answer = ServerInfo(
@@ -161,12 +169,13 @@ async def server_info(state: ServerState, scope: Scope, send: Send) -> None:
         kv_cache_dtype=ready.kv_cache_dtype,
         engine=ready.summary,
         settings=settings,
+        reasons=ready.reasons,
     )
     await send_json(send, msgspec.json.encode(answer))
 
 
 async def response(state: ServerState, scope: Scope, send: Send) -> None:
-    if b"stream=true" in scope["query_string"].lower():
+    if any(value.lower() == "true" for value in _query(scope).get("stream", ())):
         raise unsupported("stream", "a response that has ended is given whole")
     await send_json(send, await responses.stored(state, scope["path_params"]["id"]))
 

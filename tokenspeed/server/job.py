@@ -21,6 +21,8 @@ from tokenspeed.request import (
     GenerateRequest,
     InvalidRequest,
     SamplingParams,
+    check_priority,
+    params_of_samples,
     resolve_max_tokens,
 )
 from tokenspeed.server.errors import bad_request, overloaded, unsupported
@@ -86,13 +88,9 @@ def make_job(
     """Raises APIError or InvalidRequest for what cannot be served. `prefix` begins the id."""
     ready, text = state.require_ready()
     params = _settle(params, ready, text.tokenizer)
-    num_sequences, most = len(prompts) * params.n, state.config.server.max_sequences
-    if num_sequences > most:
-        raise bad_request(
-            f"{len(prompts)} prompts with n {params.n} are {num_sequences} sequences; "
-            f"at most {most} are taken (--max-sequences)",
-            "n",
-        )
+    priority = fields.priority or 0
+    check_priority(priority, state.config.scheduler.scheduling_policy)
+    num_sequences = _num_sequences(state, len(prompts), params.n)
     room = ready.max_model_len - (params.max_tokens or default_max_tokens or 1)
     prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
     limited = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
@@ -105,13 +103,14 @@ def make_job(
         GenerateRequest(
             id=f"{job_id}-{number * params.n + sample}",
             prompt_ids=prompt.ids,
-            params=limited[number],
+            params=each,
             seed=seed,
             sample_index=sample,
             cache_salt=fields.cache_salt,
+            priority=priority,
         )
         for number, prompt in enumerate(prompts)
-        for sample in range(params.n)
+        for sample, each in enumerate(params_of_samples(limited[number], params.n))
     ]
     return Job(
         id=job_id,
@@ -123,6 +122,17 @@ def make_job(
         tokenizer=text.tokenizer,
         place=place,
     )
+
+
+def _num_sequences(state: ServerState, num_prompts: int, num_samples: int) -> int:
+    num_sequences, most = num_prompts * num_samples, state.config.server.max_sequences
+    if num_sequences > most:
+        raise bad_request(
+            f"{num_prompts} prompts with n {num_samples} are {num_sequences} sequences; "
+            f"at most {most} are taken (--max-sequences)",
+            "n",
+        )
+    return num_sequences
 
 
 def _settle(params: SamplingParams, ready: Ready, tokenizer: Tokenizer | None) -> SamplingParams:
@@ -166,6 +176,14 @@ def _limit(
     return msgspec.structs.replace(params, n=1, max_tokens=limit)
 
 
+async def write_down(state: ServerState, job: Job, write: Callable[[], T]) -> T:
+    """Make a whole answer: in a thread if it has log-probabilities, which may be millions."""
+    params = job.params
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return write()
+    return await offload(state, "logprobs", write)
+
+
 async def offload(state: ServerState, field: str, function: Callable[..., T], *args: object) -> T:
     """Run text work in a thread; `field` is to blame if it does not come to an end."""
     try:
@@ -173,10 +191,14 @@ async def offload(state: ServerState, field: str, function: Callable[..., T], *a
     except Overrun:
         limit_s = state.config.server.prompt_timeout
         raise bad_request(
-            f"{field} takes longer than {limit_s:g} s to turn into tokens (--prompt-timeout)", field
+            f"{field}: turning text into tokens, or tokens into text, takes longer than "
+            f"{limit_s:g} s (--prompt-timeout)",
+            field,
         ) from None
     except Overfull:
-        raise overloaded("Too many prompts wait to be turned into tokens. Retry later.") from None
+        raise overloaded(
+            "Too many texts wait to be turned into tokens, or tokens into text. Retry later."
+        ) from None
 
 
 def require_tokenizer(text: TextSide, field: str) -> Tokenizer:

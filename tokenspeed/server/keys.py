@@ -1,24 +1,39 @@
 """The API keys of a server: given one by one, or in a file that is read again when it changes.
 
 Only digests are kept. A sent key is compared with all of them, in a time that does not tell how
-much of it is right or whose it is.
+much of it is right or whose it is. A key of the file may have a limit: `KEY max_requests=4`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
+import re
 import stat
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.server.errors import overloaded
 
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOK_S = 1.0
 """How long a changed file may go unnoticed."""
+MAX_REQUESTS = 1 << 20
+_LIMITED = re.compile(rb"(.*\S)\s+max_requests=(\S*)")
+
+
+@dataclass(frozen=True)
+class Key:
+    """`max_requests` of it are served at once; None: as many as come."""
+
+    digest: bytes
+    max_requests: int | None = None
 
 
 class Keys:
@@ -27,29 +42,47 @@ class Keys:
     """
 
     def __init__(self, given: Sequence[str], path: str | None) -> None:
-        self._given = [_digest(key.encode()) for key in given]
+        self._given = [Key(_digest(key.encode())) for key in given]
         self._path = path
         self._seen: bytes | str = b""
         """What the last look found: the digest of the file, or why it gives no keys."""
-        self._digests = self._given
+        self._keys = self._given
+        self._num_served: Counter[bytes] = Counter()
         self._looked = time.monotonic()
         if path is not None:
             data = _read(path)
             self._seen = _digest(data)
-            self._digests = self._given + _keys_in(data)
+            self._keys = self._given + _keys_in(data)
 
     @property
     def are_asked(self) -> bool:
         """Whether clients need one."""
-        return bool(self._digests)
+        return bool(self._keys)
 
-    def match(self, sent: str) -> bool:
-        """Whether `sent`, a header's value as Latin-1, is one of the keys."""
+    def match(self, sent: str) -> Key | None:
+        """Which key `sent`, a header's value as Latin-1, is; of equal ones the last."""
         if time.monotonic() - self._looked >= LOOK_S:
             self.reload()
         digest = _digest(sent.encode("latin-1"))  # the bytes as they came
-        matches = [hmac.compare_digest(digest, each) for each in self._digests]
-        return any(matches)
+        matches = [each for each in self._keys if hmac.compare_digest(digest, each.digest)]
+        return matches[-1] if matches else None
+
+    @contextlib.contextmanager
+    def serving(self, key: Key) -> Iterator[None]:
+        """A request with this key is served. Raises a 429 where that would be one too many."""
+        num_served, most = self._num_served, key.max_requests
+        if most is not None and num_served[key.digest] >= most:
+            raise overloaded(
+                f"This API key has {num_served[key.digest]} requests in work; {most} are taken at "
+                "once. Retry later."
+            )
+        num_served[key.digest] += 1
+        try:
+            yield
+        finally:
+            num_served[key.digest] -= 1
+            if not num_served[key.digest]:
+                del num_served[key.digest]
 
     def reload(self) -> None:
         """Read the file now. One that gives no keys is logged, and those of before go on.
@@ -64,8 +97,8 @@ class Keys:
             data = _read(self._path)
             seen = _digest(data)
             if seen != self._seen:
-                self._digests = self._given + _keys_in(data)
-                logger.info("read %d API keys from --api-key-file", len(self._digests))
+                self._keys = self._given + _keys_in(data)
+                logger.info("read %d API keys from --api-key-file", len(self._keys))
         except ConfigError as error:
             seen = str(error)
             if seen != self._seen:
@@ -95,9 +128,25 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _keys_in(data: bytes) -> list[bytes]:
+def _keys_in(data: bytes) -> list[Key]:
     lines = [line.strip() for line in data.splitlines()]
-    keys = [line for line in lines if line and not line.startswith(b"#")]
+    keys = [
+        _key_in(number, line)
+        for number, line in enumerate(lines, 1)
+        if line and not line.startswith(b"#")
+    ]
     if not keys:
         raise ConfigError("--api-key-file has no keys: write one a line")
-    return [_digest(key) for key in keys]
+    return keys
+
+
+def _key_in(number: int, line: bytes) -> Key:
+    found = _LIMITED.fullmatch(line)
+    if found is None:
+        return Key(_digest(line))
+    key, limit = found.groups()
+    if not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_REQUESTS:
+        raise ConfigError(
+            f"--api-key-file, line {number}: max_requests must be from 1 to {MAX_REQUESTS}"
+        )
+    return Key(_digest(key), int(limit))

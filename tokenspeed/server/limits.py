@@ -28,6 +28,15 @@ def check_limits(limits: ServerConfig, value: Any) -> None:
         raise bad_request(f"{name} has {len(given)} entries; {most} are taken ({flag})", name)
 
 
+def check_messages(limits: ServerConfig, count: int, name: str, why: str) -> None:
+    """Raise APIError if there are too many messages in all; `why` there are more than were sent."""
+    most = limits.max_messages
+    if count > most:
+        raise bad_request(
+            f"{name} has {count} entries, {why}; {most} are taken (--max-messages)", name
+        )
+
+
 def _check_depth(value: Any, most: int) -> None:
     """Level by level, and no deeper than the limit: nothing here recurses. A prompt of a hundred
     thousand token ids is passed over without a look at each.

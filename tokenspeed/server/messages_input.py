@@ -8,6 +8,7 @@ from typing import Any
 from tokenspeed.server.errors import bad_request, unsupported
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_messages import MessagesRequest, PromptFields
+from tokenspeed.text.messages import content_text, part_text
 
 FIELD_NAMES = {
     "prompt": "messages",
@@ -20,7 +21,7 @@ FIELD_NAMES = {
 
 _SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"),
-    *("ignore_eos", "cache_salt", "chat_template_kwargs"),
+    *("ignore_eos", "cache_salt", "priority", "chat_template_kwargs"),
 )
 """Fields that mean in a chat request what they mean here."""
 
@@ -48,7 +49,9 @@ def prompt_request(request: PromptFields) -> ChatRequest:
 
 
 def _prompt_fields(request: PromptFields) -> dict[str, Any]:
-    messages = [] if request.system is None else [{"role": "system", "content": request.system}]
+    messages: list[dict[str, Any]] = []
+    if request.system is not None:
+        messages.append({"role": "system", "content": content_text(request.system, "system")})
     for index, message in enumerate(request.messages):
         messages += _messages(message, f"messages[{index}]")
     is_prefilled = bool(request.messages) and request.messages[-1].get("role") == "assistant"
@@ -116,12 +119,14 @@ def _tool_choice(choice: dict[str, Any]) -> Any:
 
 
 def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
-    """A message as chat messages: results of tools are messages of their own."""
+    """A message as chat messages: results of tools are messages of their own. What is wrong with
+    its content is found here, where its place in the request is known.
+    """
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise bad_request(f"{at}.role is one of {', '.join(_ROLES)}", f"{at}.role")
     if not isinstance(content, list):
-        return [{"role": role, "content": content}]
+        return [{"role": role, "content": content_text(content, f"{at}.content")}]
     if not all(isinstance(block, dict) for block in content):
         raise bad_request(f"{at}.content must be text or a list of blocks", f"{at}.content")
     if role == "assistant":
@@ -130,16 +135,18 @@ def _messages(message: dict[str, Any], at: str) -> list[dict[str, Any]]:
     for index, block in enumerate(content):
         if block.get("type") == "tool_result":
             found.append(_result(block, f"{at}.content[{index}]"))
-        elif found and found[-1]["role"] == role:
-            found[-1]["content"].append(block)
+            continue
+        text = part_text(block, f"{at}.content[{index}]")
+        if found and found[-1]["role"] == role:
+            found[-1]["content"] += text
         else:
-            found.append({"role": role, "content": [block]})
-    return found or [{"role": role, "content": []}]
+            found.append({"role": role, "content": text})
+    return found or [{"role": role, "content": ""}]
 
 
 def _assistant(blocks: list[dict[str, Any]], at: str) -> dict[str, Any]:
     """What the model has said before: thoughts, text and calls in one message."""
-    texts: list[dict[str, Any]] = []
+    texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
@@ -151,8 +158,8 @@ def _assistant(blocks: list[dict[str, Any]], at: str) -> dict[str, Any]:
         elif kind == "tool_use":
             calls.append(_call(block, f"{at}[{index}]"))
         else:
-            texts.append(block)
-    message: dict[str, Any] = {"role": "assistant", "content": texts}
+            texts.append(part_text(block, f"{at}[{index}]"))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -172,7 +179,7 @@ def _result(block: dict[str, Any], at: str) -> dict[str, Any]:
     return {
         "role": "tool",
         "tool_call_id": _text(block, "tool_use_id", at),
-        "content": "" if content is None else content,
+        "content": "" if content is None else content_text(content, f"{at}.content"),
     }
 
 

@@ -17,15 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import Body, ClientGone, header, send_json
 from tokenspeed.server.client_address import TrustedProxies
-from tokenspeed.server.errors import APIError, anthropic_body, as_api_error, shorten
-from tokenspeed.server.keys import Keys
+from tokenspeed.server.errors import APIError, as_api_error, body_for, shorten
+from tokenspeed.server.keys import Key, Keys
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.page_routes import PAGE_PATHS
 from tokenspeed.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
-ANTHROPIC_PATH = "/v1/messages"
-"""Where errors are told in Anthropic's way."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _REASONS = {404: "Not found: {method} {path}", 405: "{method} is not allowed on {path}"}
@@ -33,28 +31,34 @@ CLIENT_CLOSED = 499
 
 
 class Authenticate:
-    """Lets requests with one of `keys` through, in one of the two headers that clients use."""
+    """Lets requests with one of `keys` through, in one of the two headers that clients use, and of
+    each key no more at once than it may have.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys.are_asked and _path(scope) not in OPEN_PATHS:
-            if not self._has_key(scope):
-                raise APIError(
-                    401,
-                    "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or not self._keys.are_asked or _path(scope) in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._key(scope)
+        if key is None:
+            raise APIError(
+                401,
+                "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        with self._keys.serving(key):
+            await self._app(scope, receive, send)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def _key(self, scope: Scope) -> Key | None:
         scheme, _, bearer = (header(scope, b"authorization") or "").partition(" ")
         sent = [bearer.strip() if scheme.lower() == "bearer" else ""]
         sent.append((header(scope, b"x-api-key") or "").strip())
-        matches = [self._keys.match(key) for key in sent]  # both, whatever the first says
-        return any(matches)
+        bearer_key, other = map(self._keys.match, sent)  # both, whatever the first says
+        return bearer_key or other
 
 
 class LimitHead:
@@ -125,9 +129,8 @@ class Observe:
             shown = _as_shown(error, scope, answer.request_id)
             if answer.status is None:
                 await body.discard()
-                is_anthropic = _path(scope).startswith(ANTHROPIC_PATH)
-                shown_as = anthropic_body(shown) if is_anthropic else shown.body()
-                await send_json(answer.send, shown_as, shown.status, shown.headers)
+                body_sent = body_for(_path(scope), shown)
+                await send_json(answer.send, body_sent, shown.status, shown.headers)
         return answer.status or 500
 
 

@@ -93,6 +93,10 @@ def _work(calls: queue.SimpleQueue[_Call]) -> None:
             result = call.function(*call.args)
         except Exception as error:
             call.future.set_exception(error)
+        except BaseException as error:  # such as a panic of a library's Rust: it ends no thread
+            failure = RuntimeError(f"{type(error).__name__} in a thread: {error}")
+            failure.__cause__ = error
+            call.future.set_exception(failure)
         else:
             call.future.set_result(result)
         if not call.claim_end():

@@ -12,9 +12,9 @@ import msgspec
 from tokenspeed import __version__
 from tokenspeed.server.api import APIS
 from tokenspeed.server.calls import CALLS
-from tokenspeed.server.errors import AnthropicError, ErrorEnvelope
+from tokenspeed.server.errors import ANTHROPIC_PATH, AnthropicError, ErrorEnvelope
 from tokenspeed.server.info import LOOKS
-from tokenspeed.server.middleware import ANTHROPIC_PATH, OPEN_PATHS
+from tokenspeed.server.middleware import OPEN_PATHS
 
 PATH = "/openapi.json"
 _REFERENCE = "#/components/schemas/{name}"

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a typed struct: what both generation APIs share.
+"""From the bytes of a request to a typed struct: what all APIs share.
 
 A body is decoded by msgspec (which refuses NaN, Infinity, bad UTF-8 and lone surrogates), known but
 unsupported fields are refused, unknown ones are named once on the log, integral floats become
@@ -106,6 +106,7 @@ class SamplingFields(RequestFields, kw_only=True):
     add_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     return_token_ids: bool | None = None
     response_format: Any = None
     structured_outputs: Any = None
@@ -215,6 +216,7 @@ INTEGER_FIELDS = (
     "top_logprobs",
     "prompt_logprobs",
     "truncate_prompt_tokens",
+    "priority",
 )
 """Fields that JavaScript and Go clients may send as 10.0 (`logprobs` of chat is a bool: 1.0 becomes
 1, which is refused just the same)."""

@@ -73,7 +73,7 @@ THINKING = ("enabled", "disabled", "adaptive")
 
 
 class MessagesRequest(PromptFields, kw_only=True):
-    """`metadata` and `service_tier` change nothing. `min_p` to `cache_salt` are those of the other
+    """`metadata` and `service_tier` change nothing. `min_p` to `priority` are those of the other
     APIs.
     """
 
@@ -90,6 +90,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     seed: int | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     def check(self) -> None:

@@ -87,6 +87,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ from tokenspeed.server import chat
 from tokenspeed.server.errors import APIError, as_api_error, bad_request, told_as, unsupported
 from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job
+from tokenspeed.server.limits import check_messages
 from tokenspeed.server.protocol_responses import (
     ReasoningOptions,
     Response,
@@ -46,9 +47,12 @@ async def prepare(state: ServerState, request: ResponsesRequest) -> ResponseJob:
     state.require_ready()
     if request.store and not state.shared.responses.is_on:
         raise unsupported("store", "this server keeps no responses (--response-store-bytes 0)")
-    items = [*await _previous_items(state, request), *as_items(request.input)]
+    earlier, own = await _previous_items(state, request), as_items(request.input)
+    items = [*earlier, *own]
+    check_messages(state.config.server, len(items), "input", "with those of the responses before")
     with told_as(FIELD_NAMES):
-        job = await chat.prepare(state, chat_request(request, items), prefix="resp_")
+        asked = chat_request(request, items, num_earlier=len(earlier))
+        job = await chat.prepare(state, asked, prefix="resp_")
     if request.wants_logprobs and job.new_parser is not None:
         job.place.close()
         raise unsupported(

@@ -10,6 +10,7 @@ from typing import Any
 from tokenspeed.server.errors import APIError, bad_request, unsupported
 from tokenspeed.server.protocol_chat import ChatRequest
 from tokenspeed.server.protocol_responses import ResponsesRequest
+from tokenspeed.text.messages import ROLES, call_arguments, content_text
 
 FIELD_NAMES = {
     "messages": "input",
@@ -24,15 +25,19 @@ FIELD_NAMES = {
 _SAME = (
     *("model", "temperature", "top_p", "tool_choice", "parallel_tool_calls", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "ignore_eos"),
-    *("cache_salt", "chat_template_kwargs"),
+    *("cache_salt", "priority", "chat_template_kwargs"),
 )
 """Fields that mean in a chat request what they mean here."""
 
 
-def chat_request(request: ResponsesRequest, items: list[dict[str, Any]]) -> ChatRequest:
-    """The chat request. `items` are all that the model is to see. Raises APIError."""
+def chat_request(
+    request: ResponsesRequest, items: list[dict[str, Any]], *, num_earlier: int
+) -> ChatRequest:
+    """The chat request. `items` are all that the model is to see, the request's own after
+    `num_earlier` of earlier responses. Raises APIError or InvalidRequest.
+    """
     fields = {name: getattr(request, name) for name in _SAME}
-    messages = as_messages(items)
+    messages = _messages(items, num_earlier)
     if request.instructions is not None:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     fields["tool_choice"] = _tool_choice(request.tool_choice)
@@ -57,16 +62,21 @@ def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     return given
 
 
-def as_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for the chat template, whose content is checked there. Raises APIError."""
+def _messages(items: list[dict[str, Any]], num_earlier: int) -> list[dict[str, Any]]:
+    """Messages for the chat template. What is wrong with an item is found here, where its place in
+    the request is known; those of earlier responses were checked with theirs.
+    """
     messages: list[dict[str, Any]] = []
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, -num_earlier):
         at = f"input[{index}]"
         kind = item.get("type", "message")
         if kind == "message":
             if not isinstance(item.get("role"), str):
                 raise bad_request(f"{at} must be a message with a role, or have another type", at)
-            message = {"role": item["role"], "content": item.get("content")}
+            if item["role"] not in ROLES:
+                raise bad_request(f"{at}.role is one of {', '.join(ROLES)}", f"{at}.role")
+            content = content_text(item.get("content"), f"{at}.content")
+            message = {"role": item["role"], "content": content}
             if item["role"] == "assistant" and _is_thought(messages):
                 messages[-1] |= message
             else:
@@ -79,7 +89,7 @@ def as_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "function_call_output":
             messages.append(
                 {"role": "tool", "tool_call_id": _text(item, "call_id", at)}
-                | {"content": item.get("output")}
+                | {"content": content_text(item.get("output"), f"{at}.output")}
             )
         else:
             raise _unknown(kind, at)
@@ -116,7 +126,9 @@ def _reasoning(item: dict[str, Any], at: str) -> str:
 
 
 def _call(item: dict[str, Any], at: str) -> dict[str, Any]:
-    function = {name: _text(item, name, at) for name in ("name", "arguments")}
+    name, arguments = (_text(item, field, at) for field in ("name", "arguments"))
+    given = call_arguments(arguments, f"{at}.arguments", f"{at}.arguments")
+    function = {"name": name, "arguments": given}
     return {"id": _text(item, "call_id", at), "type": "function", "function": function}
 
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Send
 from tokenspeed.server.asgi import until_disconnect
 from tokenspeed.server.errors import as_api_error
 from tokenspeed.server.generation import Piece, UsageCount
-from tokenspeed.server.job import Job
+from tokenspeed.server.job import Job, offload
 from tokenspeed.server.protocol import SamplingFields, Usage
 from tokenspeed.server.state import ServerState
 
@@ -89,12 +89,19 @@ async def stream_job(state: ServerState, job: Job, events: Events) -> AsyncGener
                 block: list[bytes] = []
                 for piece in await generation.take():
                     count.add(piece)
-                    block.append(events.piece(piece, count))
+                    block.append(await _shown(state, events, piece, count))
                 joined = b"".join(block)
                 if joined or pulse.is_due:  # pieces may come that show nothing
                     yield joined or PING
                     pulse.restart()
     yield await events.end(count)
+
+
+async def _shown(state: ServerState, events: Events, piece: Piece, count: UsageCount) -> bytes:
+    """What scores a prompt, which may have a million tokens, is written down in a thread."""
+    if piece.raw.prompt_logprobs is None:
+        return events.piece(piece, count)
+    return await offload(state, "logprobs", events.piece, piece, count)
 
 
 async def run_job(state: ServerState, job: Job, events: Events) -> None:

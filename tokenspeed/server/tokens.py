@@ -19,6 +19,7 @@ from tokenspeed.server.protocol_tokens import (
     Tokens,
 )
 from tokenspeed.server.state import ServerState
+from tokenspeed.text.tokenizer import Tokenizer
 
 
 async def tokenize(state: ServerState, request: TokenizeRequest) -> Tokens:
@@ -37,14 +38,14 @@ async def tokenize(state: ServerState, request: TokenizeRequest) -> Tokens:
     else:
         special = request.add_special_tokens is not False
         ids = await offload(state, "prompt", tokenizer.encode, request.given_text, special)
-    return Tokens(
-        count=len(ids),
-        max_model_len=ready.max_model_len,
-        tokens=ids,
-        token_strs=[token_text(tokenizer, id)[0] for id in ids]
-        if request.return_token_strs
-        else None,
-    )
+    texts = None
+    if request.return_token_strs:
+        texts = await offload(state, "return_token_strs", _texts, tokenizer, ids)
+    return Tokens(count=len(ids), max_model_len=ready.max_model_len, tokens=ids, token_strs=texts)
+
+
+def _texts(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    return [token_text(tokenizer, id)[0] for id in ids]
 
 
 async def detokenize(state: ServerState, request: DetokenizeRequest) -> Text:
@@ -52,11 +53,16 @@ async def detokenize(state: ServerState, request: DetokenizeRequest) -> Text:
     ready, text = state.require_ready()
     state.model_name(request.model)
     tokenizer = require_tokenizer(text, "tokens")
-    if any(not 0 <= id < ready.vocab_size for id in request.tokens):
+    size = ready.vocab_size
+    return Text(await offload(state, "tokens", _decode, tokenizer, request.tokens, size))
+
+
+def _decode(tokenizer: Tokenizer, ids: list[int], vocab_size: int) -> str:
+    if any(not 0 <= id < vocab_size for id in ids):
         raise bad_request(
-            f"tokens holds ids outside the vocabulary of {ready.vocab_size} tokens", "tokens"
+            f"tokens holds ids outside the vocabulary of {vocab_size} tokens", "tokens"
         )
-    return Text(await offload(state, "tokens", tokenizer.decode, request.tokens, False))
+    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 async def render_chat(state: ServerState, request: ChatRequest) -> RenderedPrompts:

@@ -49,7 +49,6 @@ UNSUPPORTED: Unsupported = {
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1, 1.0), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
-    "priority": ((0,), "requests are served in the order in which they come"),
     "request_id": ((), "send the header X-Request-Id"),
     "include_reasoning": ((True,), "reasoning stands in a field of its own"),
     "thinking_token_budget": ((), "reasoning is not limited by itself; send max_tokens"),

@@ -60,10 +60,11 @@ def content_text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{at} must be text or a list of parts", at)
-    return "".join(_part(part, f"{at}[{i}]") for i, part in enumerate(content))
+    return "".join(part_text(part, f"{at}[{i}]") for i, part in enumerate(content))
 
 
-def _part(part: Any, at: str) -> str:
+def part_text(part: Any, at: str) -> str:
+    """The text of one part; InvalidRequest for one of another kind."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         shown = repr(kind)[:40] if isinstance(part, dict) else type(part).__name__
@@ -105,17 +106,21 @@ def _tool_call(call: Any, at: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{at}.function must be an object with a name", at)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    arguments = call_arguments(function.get("arguments", {}), f"{at}.function.arguments", at)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def call_arguments(given: Any, at: str, param: str) -> dict[str, Any]:
+    """A call's arguments, which may be JSON text; InvalidRequest for what is no object."""
+    arguments = given
+    if isinstance(given, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = json.loads(given) if given.strip() else {}
         except (ValueError, RecursionError):
             arguments = None
-    if arguments is None and "arguments" not in function:
-        arguments = {}
     if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{at}.function.arguments is not a JSON object", at)
-    return {**call, "function": {**function, "arguments": arguments}}
+        raise InvalidRequest(f"{at} is not a JSON object", param)
+    return arguments
 
 
 def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
