@@ -104,6 +104,8 @@ class StructuredOutputs(
             raise ValueError(
                 f"{given[0]} has {size} characters; at most {MAX_GRAMMAR_CHARS} are taken"
             )
+        if not all(0 <= token < 1 << 31 for token in self.reasoning_end):
+            raise ValueError("reasoning_end takes token ids")
         if len(self.reasoning_end) > MAX_REASONING_END:
             raise ValueError(f"reasoning_end takes at most {MAX_REASONING_END} token ids")
 

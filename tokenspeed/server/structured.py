@@ -56,6 +56,8 @@ def _convert(name: str, value: Any) -> StructuredOutputs | None:
     asked = msgspec.convert(fields, StructuredOutputs)
     if asked.tool_calls is not None:
         raise ValueError("tool_calls are demanded with tool_choice")
+    if asked.reasoning_end:
+        raise ValueError("reasoning_end follows from the model's way of reasoning (chat)")
     return asked
 
 

@@ -48,9 +48,7 @@ def parse_schema(text: str) -> Any:
     if isinstance(schema, bool):
         return {} if schema else {"anyOf": []}
     if not isinstance(schema, dict):
-        raise InvalidRequest(
-            f"a JSON schema is an object or a boolean, not {msgspec.json.encode(schema)[:40]!r}"
-        )
+        raise InvalidRequest(f"a JSON schema is an object or a boolean, not {text.strip():.40}")
     if _depth(schema) > MAX_DEPTH:
         raise InvalidRequest(f"the JSON schema has more than {MAX_DEPTH} levels")
     if _Chain(schema).length() > MAX_CHAIN:
