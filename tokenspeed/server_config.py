@@ -68,7 +68,7 @@ class ServerConfig(Settings):
     max_queued_tokens: int = option(
         4 << 20,
         "prompt tokens of all requests that run or wait before new ones get 429; each of the n "
-        "samples of a prompt counts",
+        "samples of a prompt counts, and of parameters beyond 4 KiB each four bytes",
         low=1,
         high=1 << 32,
         suffixes=True,

@@ -214,6 +214,26 @@ async def test_full_queue_and_oversized_requests() -> None:
     await ask.check_alive()
 
 
+LARGE: dict[str, Any] = {
+    "bad_words": [chr(97 + i % 26) * 120 for i in range(120)],
+    "regex": "a|" * 9000 + "a",
+    "stop": ["x" * 1000] * 60,
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_large_parameters_count_for_each_sample(name: str) -> None:
+    """They travel with every one of them."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, max_queued_tokens=20_000))
+    fields = {name: LARGE[name], "prompt": "four"}
+    assert (await ask.completion(**fields, n=1)).status_code == 200
+    error = refused(await ask.completion(**fields, n=128))
+    assert "--max-queued-tokens" in error["message"] and error["param"] == "n"
+    assert (await ask.completion(prompt="four", n=128)).status_code == 200
+    await ask.http.aclose()
+
+
 async def test_prompt_tokens_in_the_queue_are_limited() -> None:
     client = FakeClient()
     ask = Asker(client, make_state(client, max_queued_tokens=20))

@@ -190,6 +190,27 @@ async def test_a_failing_request_is_an_event_and_no_other_suffers(ask: Asker) ->
     ask.engine.generate = good
 
 
+async def test_what_the_engine_refuses_is_a_bad_request(ask: Asker) -> None:
+    async def refusing(request: Any) -> Any:
+        yield RequestDelta(
+            request_id=request.id,
+            finish_reason=FinishReason.ERROR,
+            error="no token may be sampled",
+            is_refusal=True,
+        )
+
+    ask.engine.generate, good = refusing, ask.engine.generate
+    for path in (COMPLETIONS, CHAT):
+        streaming = Connection(ask, path, stream=True)
+        whole = Connection(ask, path, stream=False)
+        await asyncio.gather(streaming.task, whole.task)
+        for error in (error_of(streaming.body), json.loads(whole.body)["error"]):
+            assert error["type"] == "invalid_request_error"
+            assert "no token may be sampled" in error["message"]
+        assert whole.status == 400
+    ask.engine.generate = good
+
+
 async def test_stopping_everything_ends_streams_with_an_event() -> None:
     client = FakeClient()
     client.pause_s = 0.01

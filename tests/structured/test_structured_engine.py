@@ -19,12 +19,13 @@ from structured_tiny import EOS, EOS_IDS, THINK_END, VOCAB, Compiler, allowed, t
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.worker import Step, Worker
-from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest
+from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta
 from tokenspeed.structured.matcher import GrammarState
 from tokenspeed.structured.remote import Follower
 from tokenspeed.structured.tokens import TokenTable
 
 TOKENIZER = tiny_tokenizer()
+(WORD_123,) = (token for token in range(VOCAB) if TOKENIZER.token_bytes(token) == b"123")
 Make = Callable[..., Engine]
 Form = dict[str, Any]
 
@@ -177,6 +178,34 @@ def test_a_mask_that_fails_ends_its_request_alone(
     assert not is_due
     for key in set(together) - {broken}:
         assert together[key].token_ids == alone[key]
+
+
+@pytest.mark.parametrize(
+    "against",
+    [
+        {"allowed_token_ids": TOKENIZER.encode("abc")},
+        {"bad_token_ids": [[token] for token in [*TOKENIZER.encode("0123456789"), WORD_123]]},
+    ],
+    ids=["allowed", "banned"],
+)
+def test_what_contradicts_the_form_is_refused(make_engine: Make, against: dict[str, Any]) -> None:
+    """At once, or as soon as the output comes to where it does."""
+    engine = make_engine(disable_overlap_schedule=False)
+    alone = tokens(run(engine, mixed()))
+    at_once = ask("at once", 1, {"regex": "[0-9]{9}"}, **against)
+    later = ask("later", 1, {"regex": "[abc]{3}[0-9]{9}"}, **against)
+    deltas: dict[str, RequestDelta] = {}
+    for each in [at_once, later, *mixed()]:
+        engine.add(each)
+    outputs: dict[str, list[int]] = {}
+    while engine.has_work:
+        for delta in engine.step():
+            deltas[delta.request_id] = delta
+            outputs.setdefault(delta.request_id, []).extend(delta.token_ids)
+    for name in ("at once", "later"):
+        assert deltas[name].is_refusal and "leave one of these out" in str(deltas[name].error)
+        del outputs[name]
+    assert outputs == alone
 
 
 def test_the_grammar_begins_behind_the_reasoning(make_engine: Make) -> None:

@@ -36,6 +36,10 @@ from tokenspeed.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+_FREE_BYTES = 4096
+_BYTES_PER_TOKEN = 4
+"""Of parameters as they are sent: those of a usual request are not counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -95,7 +99,7 @@ def make_job(
     prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
     limited = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
     model = state.model_name(fields.model)
-    num_tokens = sum(len(prompt.ids) for prompt in prompts) * params.n
+    num_tokens = sum(len(prompt.ids) + _size(params) for prompt in prompts) * params.n
     place = state.reserve(num_sequences, num_tokens)
     job_id = prefix + uuid.uuid4().hex
     seed = state.draw_seed() if params.seed is None else params.seed
@@ -149,6 +153,13 @@ def _settle(params: SamplingParams, ready: Ready, tokenizer: Tokenizer | None) -
     if params.min_tokens and params.allowed_token_ids and set(params.allowed_token_ids) <= ends:
         raise bad_request("min_tokens: all of allowed_token_ids end the output", "min_tokens")
     return params
+
+
+def _size(params: SamplingParams) -> int:
+    """What the parameters of a sequence take in the queue beside its prompt, as tokens: large ones
+    are bans, biases and grammars, which each of n samples carries to the engine.
+    """
+    return max(0, len(msgspec.msgpack.encode(params)) - _FREE_BYTES) // _BYTES_PER_TOKEN
 
 
 def _truncate(prompt: Prompt, kept: int | None, room: int) -> Prompt:

@@ -163,8 +163,8 @@ class ServerState:
         return self._seeds.getrandbits(63)
 
     def reserve(self, num_samples: int, num_tokens: int) -> contextlib.ExitStack:
-        """A place in the engine's queue for `num_samples` requests that carry `num_tokens` of
-        prompt in all, until the returned context ends. Raises a 429 if there is none now, a 400 if
+        """A place in the engine's queue for `num_samples` requests that carry `num_tokens` in
+        all, until the returned context ends. Raises a 429 if there is none now, a 400 if
         there never will be.
         """
         limits, queue = self.config.server, self.shared.queue
@@ -176,8 +176,9 @@ class ServerState:
             )
         if num_tokens > room:
             raise bad_request(
-                f"The request has {num_tokens} prompt tokens, counted for each of its samples; "
-                f"this server holds {room} (--max-queued-tokens).",
+                f"The request has {num_tokens} tokens in prompts and large parameters (logit_bias, "
+                f"bad_words, grammars), counted for each of its samples; this server holds {room} "
+                "(--max-queued-tokens).",
                 "n",
             )
         place = contextlib.ExitStack()
@@ -187,7 +188,7 @@ class ServerState:
         if queue.num_samples > capacity:
             full = f"{capacity} sequences run or wait"
         elif queue.num_tokens > room:
-            full = f"{room} prompt tokens run or wait, --max-queued-tokens"
+            full = f"{room} tokens run or wait, --max-queued-tokens"
         if full is not None:
             place.close()
             raise overloaded(f"The queue is full ({full}). Retry later.")
