@@ -198,8 +198,8 @@ _MOST_ENTRIES = {
 def _check_bounds(name: str, value: float) -> None:
     low, high = _BOUNDS[name]
     if not low <= value <= high or (name in _ABOVE_LOW and value == low):
-        bounds = f"above {low:g} and at most" if name in _ABOVE_LOW else f"from {low} to"
-        raise InvalidRequest(f"{name} must be {bounds} {high:g}, got {value!s:.40}", name)
+        bounds = f"above {low} and at most" if name in _ABOVE_LOW else f"from {low} to"
+        raise InvalidRequest(f"{name} must be {bounds} {high}, got {value!s:.40}", name)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

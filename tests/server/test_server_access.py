@@ -155,6 +155,18 @@ def test_a_limit_of_a_key_is_bounded(tmp_path: Path, limit: str) -> None:
     assert "s3cret" not in str(told.value)
 
 
+def test_a_key_file_of_another_encoding(tmp_path: Path) -> None:
+    """A mark of UTF-8 is no part of a key; what no header can carry is no key."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfs3cret\n")
+    assert Keys((), str(path)).match("s3cret") is not None
+    for data in ("s3cret\n".encode("utf-16"), b"fine\ns3\x0bcret\n", b"s3cret\0\n"):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match="no control characters") as told:
+            Keys((), str(path))
+        assert "s3" not in str(told.value)
+
+
 def test_a_key_file_that_gives_none_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n# none\n")
     for name in ("missing", "empty", ""):

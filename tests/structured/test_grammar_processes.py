@@ -77,6 +77,16 @@ def test_rows_whose_masks_are_late_lose_nothing(
     assert engine.stats.preemptions > before + 8
 
 
+def test_processes_of_grammars_end_with_their_template(make_engine: Make) -> None:
+    """Also where it is killed and can end nothing itself."""
+    engine = make_engine()
+    run(engine, [ask("a", 0, DIGITS)])
+    (follower,) = children()
+    (template,) = (each for each in _children_of(os.getpid()) if follower in _children_of(each))
+    os.kill(template, signal.SIGKILL)
+    wait_for(lambda: not Path(f"/proc/{follower}").exists())
+
+
 def test_others_go_on_beside_a_grammar_that_takes_seconds(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

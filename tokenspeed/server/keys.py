@@ -6,6 +6,7 @@ much of it is right or whose it is. A key of the file may have a limit: `KEY max
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import hashlib
 import hmac
@@ -129,7 +130,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _keys_in(data: bytes) -> list[Key]:
-    lines = [line.strip() for line in data.splitlines()]
+    lines = [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).splitlines()]
     keys = [
         _key_in(number, line)
         for number, line in enumerate(lines, 1)
@@ -141,6 +142,10 @@ def _keys_in(data: bytes) -> list[Key]:
 
 
 def _key_in(number: int, line: bytes) -> Key:
+    if any(byte < 0x20 or byte == 0x7F for byte in line):  # as UTF-16 has; no header can carry it
+        raise ConfigError(
+            f"--api-key-file, line {number}: a key has no control characters; save it as UTF-8"
+        )
     found = _LIMITED.fullmatch(line)
     if found is None:
         return Key(_digest(line))

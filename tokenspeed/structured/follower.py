@@ -6,9 +6,11 @@ to end it knows at which sequence it was. It ends when its connection does.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +25,9 @@ from tokenspeed.structured.grammar import compile_grammar
 from tokenspeed.structured.matcher import GrammarState, num_words
 from tokenspeed.structured.orders import HEADER_BYTES, Ask, Job, Place, Told, Verdict
 from tokenspeed.structured.tokens import TokenTable
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl."""
 
 STACK_BYTES = 256 << 20
 """Of address space: what is not used is not there."""
@@ -47,6 +52,14 @@ def follow(connection: Connection, job_file: int, board_file: int, table: TokenT
         _Follower(matcher, table, board_file).serve(connection)
         return
     connection.send_bytes(msgspec.msgpack.encode(Verdict(verdict)))
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however that goes."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(0)
 
 
 class _Follower:

@@ -21,7 +21,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.follower import follow, limit_memory, run_deep
+from tokenspeed.structured.follower import end_with_parent, follow, limit_memory, run_deep
 from tokenspeed.structured.orders import Kill, Open, ToTemplate, Vocabulary
 from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.tokenizer import Tokenizer
@@ -64,6 +64,7 @@ class _Template:
         if child == 0:
             try:
                 self._control.close()
+                end_with_parent()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # panics quote what they choke on
                 limit_memory()
                 connection = Connection(files[0])
