@@ -137,7 +137,7 @@ class Answer:
         """The first failure is the one that counts."""
         if self.record.failure is None:
             self.record.failure = kind
-            self.record.detail = detail[:MAX_DETAIL]
+            self.record.detail = _shown(detail[:MAX_DETAIL])
 
     def finish(self) -> Record:
         """The stream has ended, however it did."""
@@ -194,3 +194,8 @@ class Answer:
         thought = delta.reasoning_content or delta.reasoning
         self.reasoning += thought or ""
         return delta.content or "", bool(delta.content or thought or delta.tool_calls)
+
+
+def _shown(text: str) -> str:
+    """Without what a terminal would obey: the text may be a stranger's."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

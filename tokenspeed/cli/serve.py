@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 
 from tokenspeed.cli import pages
 from tokenspeed.cli.print_config import print_settled
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import process_import, span
 
 _SERVER = "tokenspeed.server.serve"
@@ -43,6 +45,7 @@ def main(argv: list[str]) -> int:
     if "--print-config" in resolved.own:
         print_settled(resolved)
         return 0
+    _outlive_hangups(resolved.config.server)
     setup_logging(resolved.config.server.log_level)
     for note in resolved.notes:
         logger.info("%s", note)
@@ -51,3 +54,9 @@ def main(argv: list[str]) -> int:
         server = importlib.import_module(_SERVER)
     status: int = server.serve(resolved.config)
     return status
+
+
+def _outlive_hangups(server: ServerConfig) -> None:
+    """Until the server is there to read its files again: it reads them for the first time yet."""
+    if server.api_key_file is not None or server.ssl_certfile is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
