@@ -1,22 +1,24 @@
 """What the HTTP side can carry, without a model: a played engine, the real server, a light reader.
 
     python benchmarks/http_side.py [--streams 256] [--output-len 256] [--step-ms 11.3]
-                                   [--option name=value] [--profile FILE] [--out RESULT.json]
+                                   [--api-processes 1 2] [--option name=value] [--profile FILE]
+                                   [--out RESULT.json]
 
 The engine process is replaced by one without torch, which waits until all streams are there and
 then sends a token for each of them every `step-ms` over the real link (0: as fast as it can). One
 client process reads all streams and only notes what came when; it takes them apart at the end.
+For each number of `--api-processes` there is a run of its own.
 
     tokens/s     delivered, from the first step until the last chunk was read
-    cpu/token    CPU time of the HTTP process, a token, in us, while tokens come; not told where
+    cpu/token    CPU time of the HTTP processes, a token, in us, while tokens come; not told where
                  most came before all streams had begun
-    http load    that time, a step of all streams, as a share of the step: below 1, or it falls
-                 behind
+    http load    that time, a step of all streams, as a share of the step: below their number, or
+                 they fall behind
     delay        for each token: from the step's send to the client's read of its chunk, p50 and p99
     per event    tokens in an event while tokens come: 1, unless it falls behind
 
 A token is four characters, so that a reader can count them. `--profile` writes cProfile's stats of
-the HTTP process, whose own cost then counts.
+the first HTTP process, whose own cost then counts.
 """
 
 from __future__ import annotations
@@ -320,6 +322,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=11.3)
+    parser.add_argument("--api-processes", type=int, nargs="+", default=[1])
     parser.add_argument("--option", action="append", default=[], help="name=value of serve")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
@@ -327,11 +330,14 @@ def main() -> None:
     settings: dict[str, Any] = {"model": args.model, "max_num_seqs": args.streams}
     settings |= {name: typed(value) for name, value in (o.split("=", 1) for o in args.option)}
     shape = Shape(args.streams, args.output_len, args.step_ms)
-    report = play(shape, settings, profile=str(args.profile or ""))
-    print(shown(report))
+    reports = []
+    for num_processes in args.api_processes:
+        own = settings | {"api_processes": num_processes}
+        report = play(shape, own, profile=str(args.profile or ""))
+        print(f"{num_processes} HTTP, {shown(report)}", flush=True)
+        reports.append({"machine": facts(), "settings": own, **report})
     if args.out:
-        whole = {"machine": facts(), "settings": settings, **report}
-        args.out.write_text(json.dumps(whole, indent=1) + "\n")
+        args.out.write_text(json.dumps(reports, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ LIGHT_MODULES = (
     "tokenspeed.server.app",
     "tokenspeed.server.serve",
     "tokenspeed.server.run",
+    "tokenspeed.server.process",
+    "tokenspeed.server.sibling",
     "tokenspeed.engine.cache_upkeep",
     "tokenspeed.engine.client",
     "tokenspeed.text.source",

@@ -62,7 +62,9 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/process.py": {"engine.serving"},
     "tokenspeed/engine/program.py": {"compile.pipeline"},
     "tokenspeed/compile/warm.py": {"compile.artifacts"},
+    "tokenspeed/server/process.py": {"server.sibling"},
     "tokenspeed/server/serve.py": {"server.run"},
+    "tokenspeed/server/siblings.py": {"server.process"},
     "tokenspeed/structured/host.py": {"structured.template"},
 }
 """File -> modules that it names as strings: imported when they must be, or run as programs."""

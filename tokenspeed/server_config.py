@@ -17,6 +17,12 @@ class ServerConfig(Settings):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on", low=0, high=65535)
+    api_processes: int = option(
+        1,
+        "HTTP processes that share the port and the engine: more where one does not keep up",
+        low=1,
+        high=64,
+    )
     api_key: tuple[str, ...] = option(
         (), "key(s) that clients must send as Bearer token", secret=True
     )

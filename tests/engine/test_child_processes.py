@@ -53,7 +53,7 @@ async def test_an_engine_that_cannot_be_started_leaves_nothing_behind(
     client = EngineClient(tiny_config("/nowhere/at/all"))
     with pytest.raises(EngineDead, match=r"could not be started: .*/nowhere/python"):
         await client.start()
-    assert client.state == "dead" and client._socket.closed and not client._folder.exists()
+    assert client.state == "dead" and client._socket.closed and not client.folder.exists()
     with pytest.raises(EngineDead, match="could not be started"):
         await client.wait_ready()
     await client.close()

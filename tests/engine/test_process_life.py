@@ -37,7 +37,7 @@ async def closed_without_trace(client: EngineClient) -> None:
     await client.close()  # harmless
     assert client.state == "dead"
     assert not is_alive(client.process_id)
-    assert not client._folder.exists()
+    assert not client.folder.exists()
 
 
 async def pause_takes_nothing_but_time(client: EngineClient) -> None:
@@ -164,7 +164,7 @@ async def main():
     client = EngineClient(make_config(options))
     await client.start()
     await client.wait_ready()
-    print(client.process_id, client._folder, flush=True)
+    print(client.process_id, client.folder, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())

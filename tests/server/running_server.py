@@ -16,6 +16,7 @@ from server_fakes import FakeClient, make_state
 from tokenspeed.config import make_config
 from tokenspeed.server.listener import listen, url_of
 from tokenspeed.server.run import run_server
+from tokenspeed.server.siblings import Siblings
 
 
 class Running:
@@ -30,8 +31,17 @@ class Running:
         self.port = listener.getsockname()[1]
         self.http = httpx.AsyncClient(base_url=self.url, timeout=10)
         load = load_text or (lambda _: text)
+        siblings = Siblings(config, client, listener)  # type: ignore[arg-type]
+        siblings.start()
         self.task = asyncio.create_task(
-            run_server(config, client, listener, began=time.monotonic(), load_text=load)  # type: ignore[arg-type]
+            run_server(
+                config,
+                client,  # type: ignore[arg-type]
+                listener,
+                siblings,
+                began=time.monotonic(),
+                load_text=load,
+            )
         )
 
     async def until(self, phase: str) -> None:

@@ -32,7 +32,9 @@ LAST_LINES = 3
 
 
 class EngineClient(AttachedClient):
-    """One engine process and its first client. Others may attach at `address`."""
+    """One engine process and its first client. Others may attach at `address`; what they share lies
+    in `folder`, which goes with the engine.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -50,9 +52,9 @@ class EngineClient(AttachedClient):
         """
         self.phases.enter("process")
         try:
-            self._folder = _socket_folder()
-            self._resources.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self.address = f"ipc://{self._folder}/engine"
+            self.folder = _socket_folder()
+            self._resources.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self.address = f"ipc://{self.folder}/engine"
             self.attach(self.address)
             with span("engine.spawn"):
                 process = await asyncio.create_subprocess_exec(

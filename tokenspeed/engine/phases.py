@@ -36,6 +36,10 @@ class StartupPhases:
             self._seconds[name] += self._clock() - began
             self._running = None
 
+    def adopt(self, phases: list[Phase]) -> None:
+        """A start-up that another process has seen from its beginning, and that is over."""
+        self._seconds, self._running = {each.name: each.seconds for each in phases}, None
+
     @property
     def phases(self) -> list[Phase]:
         """All so far, in order of their first time; the running one up to now."""

@@ -85,11 +85,11 @@ async def stop_streams(state: ServerState, error: APIError) -> None:
 
 
 async def until_engine_dies(state: ServerState) -> None:
-    """Meanwhile an engine that hangs is logged, once each time."""
+    """Meanwhile an engine that hangs is logged, once each time, by the first process."""
     was_stalled = False
     while state.client.state != "dead":
         is_stalled = state.phase == "stalled"
-        if is_stalled and not was_stalled:
+        if is_stalled and not was_stalled and state.shared.number == 0:
             logger.error(
                 "the engine has ended no step for %.0f s (--watchdog-timeout): /ready and new "
                 "requests get 503 until it does",

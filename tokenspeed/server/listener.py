@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 BACKLOG = 4096
 
@@ -21,17 +22,39 @@ def listen(host: str, port: int, stall_timeout_s: float) -> socket.socket:
         raise OSError(f"not a host name: {error}") from None
     listener = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000)
-        )
-        listener.bind(address)
-        # Bound alone, the port could still be bound by another that also does not listen yet.
-        listener.listen(BACKLOG)
+        return _bound(listener, address, stall_timeout_s)
     except OSError:
         listener.close()
         raise
+
+
+def share(listener: socket.socket) -> None:
+    """Let other processes of this user join. The port was taken alone: who else listens there, or
+    binds it like that from now on, is refused.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+
+def join(family: int, address: tuple[Any, ...], stall_timeout_s: float) -> socket.socket:
+    """One more listening socket on the address of one that is shared. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        share(listener)
+        return _bound(listener, address, stall_timeout_s)
+    except OSError:
+        listener.close()
+        raise
+
+
+def _bound(
+    listener: socket.socket, address: tuple[Any, ...], stall_timeout_s: float
+) -> socket.socket:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_timeout_s * 1000))
+    listener.bind(address)
+    # Bound alone, the port could still be bound by another that also does not listen yet.
+    listener.listen(BACKLOG)
     return listener
 
 

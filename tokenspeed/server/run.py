@@ -18,12 +18,21 @@ from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.parsers.chat_plan import parser_names
 from tokenspeed.server.app import create_app
-from tokenspeed.server.errors import engine_failed
-from tokenspeed.server.http_server import HttpServer
-from tokenspeed.server.lifecycle import Signals, drain, first_of, stop_streams, until_engine_dies
+from tokenspeed.server.desk_messages import EngineGone, Reload, Started
+from tokenspeed.server.errors import engine_failed, unavailable
+from tokenspeed.server.http_server import CLOSE_S, HttpServer
+from tokenspeed.server.lifecycle import (
+    LAST_EVENTS_S,
+    Signals,
+    drain,
+    first_of,
+    stop_streams,
+    until_engine_dies,
+)
 from tokenspeed.server.listener import url_of
 from tokenspeed.server.load_log import log_load
 from tokenspeed.server.offload import Offload
+from tokenspeed.server.siblings import Siblings, SiblingsFailed
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.tls import renew_certificate, tls_context
 from tokenspeed.spans import carried, span
@@ -40,36 +49,44 @@ async def run_server(
     config: Config,
     client: AttachedClient,
     listener: socket.socket,
+    siblings: Siblings,
     *,
     began: float,
     load_text: LoadText = load_text_side,
 ) -> int:
-    """Serve on a listening socket with a client that has been started; both are closed at the end.
-    `began`: when the start-up did, on the monotonic clock. The exit code; ConfigError for settings
-    or a model that cannot be taken.
+    """Serve on a listening socket with a client and siblings that have been started; all are closed
+    at the end. `began`: when the start-up did, on the monotonic clock. The exit code; ConfigError
+    for settings or a model that cannot be taken.
     """
     tls = tls_context(config.server)
     url = url_of(listener, is_tls=tls is not None)
     _warn_if_open(config, listener)
-    state = ServerState(config, client)
-    signals = Signals(_on_hangup(state, tls))
+    state = ServerState(config, client, siblings.shared)
+    signals = Signals(_on_hangup(reload_of(state, tls), siblings))
     with span("http.app"):
         app = create_app(state)
     server = HttpServer(app, listener, config.server, tls)
     with signals.installed():
         try:
-            await first_of(
-                signals.first.wait(), server.ended(), _start_up(state, load_text, url, began)
-            )
+            ends = (signals.first.wait, server.ended, siblings.watch)
+            start = _start_up(state, siblings, load_text, url, began)
+            await first_of(*(end() for end in ends), start)
             if not signals.first.is_set():
-                await first_of(signals.first.wait(), server.ended(), *_watches(state))
-            return await _wind_down(state, signals)
+                await first_of(*(end() for end in ends), *_watches(state))
+            return await _end(state, signals, siblings)
+        except SiblingsFailed as error:
+            logger.error("%s", error)
+            signals.second.set()
+            stopping = stop_streams(state, unavailable("The server has shut down.", "shutdown"))
+            await asyncio.gather(stopping, siblings.end(signals.second, 0.0))
+            return 1
         except (EngineRefused, ModelError) as error:
             raise ConfigError(str(error)) from error
         except EngineDead as error:
             logger.error("%s", error)
             return 1
         finally:
+            await siblings.close()
             await client.close()
             await server.stop()
 
@@ -85,8 +102,8 @@ def check_model(model: ModelConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _on_hangup(state: ServerState, tls: ssl.SSLContext | None) -> Callable[[], None] | None:
-    """What SIGHUP has read again, if there is anything."""
+def reload_of(state: ServerState, tls: ssl.SSLContext | None) -> Callable[[], None] | None:
+    """Reads again what SIGHUP is for, if there is anything."""
     server = state.config.server
     if server.api_key_file is None and tls is None:
         return None
@@ -99,13 +116,34 @@ def _on_hangup(state: ServerState, tls: ssl.SSLContext | None) -> Callable[[], N
     return reload
 
 
-async def _start_up(state: ServerState, load_text: LoadText, url: str, began: float) -> None:
-    """Return when requests can be served. Raises EngineDead or ModelError."""
+def _on_hangup(reload: Callable[[], None] | None, siblings: Siblings) -> Callable[[], None] | None:
+    """What SIGHUP does, if anything."""
+    if reload is None:
+        return None
+
+    def reload_all() -> None:
+        reload()
+        siblings.tell(Reload())
+
+    return reload_all
+
+
+async def loaded_text(state: ServerState, load_text: LoadText) -> TextSide:
+    """Return when text side and engine are there. Raises EngineDead or ModelError."""
+    # A thread of its own, without a limit in time: a tokenizer may have to be fetched first.
+    load = carried(span("tokenizer.load")(load_text))
+    loading = Offload(threads=1, deadline_s=None).run(load, state.config.model)
+    text, _ = await asyncio.gather(loading, state.client.wait_ready())
+    return text
+
+
+async def _start_up(
+    state: ServerState, siblings: Siblings, load_text: LoadText, url: str, began: float
+) -> None:
+    """Return when requests can be served, by all processes. Raises EngineDead or ModelError."""
     with span("http.ready"):
-        # A thread of its own, without a limit in time: a tokenizer may have to be fetched first.
-        load = carried(span("tokenizer.load")(load_text))
-        loading = Offload(threads=1, deadline_s=None).run(load, state.config.model)
-        text, _ = await asyncio.gather(loading, state.client.wait_ready())
+        text = await loaded_text(state, load_text)
+        await siblings.wait_serving()
     if text.defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
         logger.info("sampling defaults from the model's generation_config.json: %s", shown)
@@ -113,6 +151,7 @@ async def _start_up(state: ServerState, load_text: LoadText, url: str, began: fl
     _, tools = parser_names(state.config.output, text, text.tool_template)
     logger.info("reasoning is parsed as %s, tool calls as %s", reasoning, tools)
     state.text = text
+    siblings.note_started(Started(state.client.phases.phases))
     ready = state.client.ready
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
     seconds = time.monotonic() - began
@@ -126,12 +165,23 @@ def _watches(state: ServerState) -> list[Coroutine[None, None, None]]:
     return [until_engine_dies(state), *logs]
 
 
-async def _wind_down(state: ServerState, signals: Signals) -> int:
-    """End what runs, after a signal (0) or after the engine's death (1)."""
+async def _end(state: ServerState, signals: Signals, siblings: Siblings) -> int:
+    """End everywhere what runs, after a signal (0) or after the engine's death (1)."""
+    seconds = state.config.server.drain_timeout
+    if state.client.state == "dead":
+        logger.error("the engine is dead: %s", state.client.failure)
+        siblings.tell(EngineGone(state.client.failure or "the engine is gone"))
+        seconds = DEATH_GRACE_S
+    ending = siblings.end(signals.second, seconds + LAST_EVENTS_S + CLOSE_S)
+    status, _ = await asyncio.gather(wind_down(state, signals), ending)
+    return status
+
+
+async def wind_down(state: ServerState, signals: Signals) -> int:
+    """End what runs in this process; its exit code."""
     if state.client.state != "dead":
         await drain(state, signals)
         return 0
-    logger.error("the engine is dead: %s", state.client.failure)
     await stop_streams(state, engine_failed("The engine stopped while it worked on this request."))
     await asyncio.sleep(DEATH_GRACE_S)
     return 1

@@ -20,6 +20,7 @@ from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
+from tokenspeed.server.siblings import Siblings
 from tokenspeed.server.tls import tls_context
 from tokenspeed.spans import span
 
@@ -71,11 +72,14 @@ async def _serve(config: Config, listener: socket.socket) -> int:
         logger.error("%s", error)
         listener.close()
         return 1
+    siblings = Siblings(config, client, listener)
     try:
+        siblings.start()
         with span("process.import"):
             run = importlib.import_module(_RUN)
     except BaseException:
+        await siblings.close()
         await client.close()
         raise
-    status: int = await run.run_server(config, client, listener, began=began)
+    status: int = await run.run_server(config, client, listener, siblings, began=began)
     return status

@@ -1,0 +1,226 @@
+"""What siblings ask the first process for, and how their ends end the server; no engine is run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import values
+from running_server import Running, running
+from server_fakes import ANSWER, Asker, FakeClient, make_state
+from test_server_responses import respond
+
+from tokenspeed.engine.phases import Phase
+from tokenspeed.server import run as run_module
+from tokenspeed.server import siblings as siblings_module
+from tokenspeed.server.desk import Desk
+from tokenspeed.server.desk_client import DeskClient
+from tokenspeed.server.desk_messages import Drain, EngineGone, FromDesk, Started
+from tokenspeed.server.queue_table import QueueTable
+from tokenspeed.server.response_store import ResponseStore
+from tokenspeed.server.sharing import Shared
+
+
+class Two:
+    """The first process's desk, and siblings at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = ResponseStore(1 << 20, 10.0)
+        self.serving: list[int] = []
+        self.words: dict[int, list[FromDesk]] = {}
+        self.desk = Desk(folder, self.store, self.serving.append)
+        self.tasks = [asyncio.create_task(self.desk.serve())]
+        self.clients: list[DeskClient] = []
+
+    def sibling(self, number: int) -> DeskClient:
+        client = DeskClient(self.folder, number, is_on=True)
+        self.clients.append(client)
+        words: list[FromDesk] = []
+        self.words[number] = words
+        self.tasks.append(asyncio.create_task(client.listen(words.append)))
+        return client
+
+
+@pytest_asyncio.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+    for each in (*made.clients, made.desk):
+        each.close()
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_what_one_keeps_another_finds(two: Two) -> None:
+    one, other = two.sibling(1), two.sibling(2)
+    assert await one.get("a") is None and not await one.delete("a")
+    assert await one.put("a", b"answer", b"items")
+    kept = await other.get("a")
+    assert kept is not None and (kept.answer, kept.items) == (b"answer", b"items")
+    assert not await other.put("b", b"x" * (1 << 20), b"")
+    many = await asyncio.gather(*(other.put(f"m{i}", bytes([i]), b"") for i in range(50)))
+    assert all(many)
+    found = await asyncio.gather(*(one.get(f"m{i}") for i in range(50)))
+    assert [each and each.answer for each in found] == [bytes([i]) for i in range(50)]
+    assert await other.delete("a") and await one.get("a") is None
+    asking = asyncio.create_task(one.get("m1"))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    assert await one.get("m2") is not None and not one._waiting
+
+
+async def test_words_reach_whom_they_are_for(two: Two) -> None:
+    one, other = two.sibling(1), two.sibling(2)
+    other.announce()
+    one.announce()
+    await until(lambda: sorted(two.serving) == [1, 2])
+    two.desk.tell(3, Drain())  # nobody
+    started = Started([Phase("weights", 1.5)])
+    two.desk.tell(1, started)
+    two.desk.tell(2, EngineGone("why"))
+    await until(lambda: two.words[1] and two.words[2])
+    assert (two.words[1], two.words[2]) == ([started], [EngineGone("why")])
+    two.clients[0]._socket.send(b"\xc1")
+    assert await one.get("a") is None, "the desk goes on"
+
+
+async def test_responses_go_on_in_whichever_process(two: Two) -> None:
+    """One is created through one, asked for through the other, gone on from, and deleted."""
+    asks = []
+    for number in (0, 1):
+        client = FakeClient()
+        responses = two.sibling(1) if number else two.store
+        shared = Shared(
+            number=number, first_pid=1, created=7, queue=QueueTable.alone(), responses=responses
+        )
+        asks.append(Asker(client, make_state(client, shared=shared)))
+    for one, other in (asks, asks[::-1]):
+        first = (await respond(one)).json()
+        assert first["store"] is True
+        path = f"/v1/responses/{first['id']}"
+        assert (await other.http.get(path)).json() == first
+        second = await respond(other, input="and?", previous_response_id=first["id"])
+        assert second.status_code == 200
+        prompt = other.engine.requests[-1].prompt_ids
+        assert len(prompt) > len(one.engine.requests[-1].prompt_ids) + len(ANSWER)
+        assert (await other.http.delete(path)).status_code == 200
+        assert (await one.http.get(path)).status_code == 404
+        late = await respond(one, previous_response_id=first["id"])
+        assert late.json()["error"]["code"] == "previous_response_not_found"
+        streamed = await respond(one, stream=True)
+        assert '"store":true' in streamed.text.splitlines()[-2]
+    for ask in asks:
+        await ask.check_alive()
+        await ask.http.aclose()
+
+
+SIBLING = """#!{python}
+import sys, msgspec, zmq
+orders = msgspec.json.decode(sys.stdin.readline())
+context = zmq.Context()
+socket = context.socket(zmq.DEALER)
+socket.set(zmq.IDENTITY, str(orders["number"]).encode())
+socket.set(zmq.LINGER, 1000)
+socket.connect(f"ipc://{{orders['folder']}}/desk")
+{does}
+"""
+SERVES = 'socket.send(msgspec.msgpack.encode({"type": "serving"}))'
+LATER_ONES_FAIL = f"""
+{SERVES}
+if orders["number"] == 1:
+    socket.recv()
+socket.close()
+context.term()
+sys.exit(3)
+"""
+STAYS = f"{SERVES}\nwhile True:\n    socket.recv()"
+
+
+@contextlib.asynccontextmanager
+async def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> AsyncIterator[tuple[Running, FakeClient]]:
+    """A server whose sibling does as the script says."""
+    python = folder / "python"
+    python.write_text(SIBLING.format(python=sys.executable, does=does))
+    python.chmod(0o700)
+    monkeypatch.setattr(siblings_module.sys, "executable", str(python))
+    monkeypatch.setattr(siblings_module, "share_metrics", lambda folder: None)
+    monkeypatch.setattr(siblings_module, "STOP_S", 0.2)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue(lambda: 0))
+    client: Any = FakeClient()
+    client.folder, client.address = folder, f"ipc://{folder}/engine"
+    async with running(client, api_processes=2) as server:
+        yield server, client
+    assert not (folder / "http").exists()
+
+
+async def test_a_sibling_that_cannot_start_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(tmp_path, monkeypatch, "sys.exit(3)") as (server, _):
+        assert (await server.http.get("/ready")).json()["status"] == "loading"
+        assert await server.end() == 1
+    told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert told == ["HTTP process 1 of the server ended with exit code 3 while it started"]
+
+
+async def test_siblings_that_end_again_and_again_end_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time the engine is asked to look who is still there, and streams end with an event."""
+    monkeypatch.setattr(siblings_module, "RESTARTS", 2)
+    async with started(tmp_path, monkeypatch, LATER_ONES_FAIL) as (server, client):
+        client.gate.clear()
+        await server.until("ready")
+        stream = asyncio.create_task(
+            server.http.post("/v1/completions", json={"prompt": "x", "stream": True})
+        )
+        assert await server.end(20) == 1
+        assert '"code":"shutdown"' in (await stream).text
+    assert client.commands.asked == ["tell", "tell"]
+    told = [record.message for record in caplog.records if record.name == "tokenspeed"]
+    again = "HTTP process 1 of the server ended with exit code 3: its requests are aborted, and it "
+    assert [line for line in told if line.startswith("HTTP process")] == [
+        *[f"{again}is started again"] * 2,
+        "HTTP process 1 of the server ended with exit code 3: more than 2 such ends in 60 s",
+    ]
+
+
+async def test_a_sibling_that_does_not_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path, monkeypatch, STAYS) as (server, client):
+        for name in ("DEATH_GRACE_S", "LAST_EVENTS_S", "CLOSE_S"):
+            monkeypatch.setattr(run_module, name, 0.1)
+        await server.until("ready")
+        client.die()
+        assert await server.end(15) == 1
+
+
+async def test_a_sibling_that_still_starts_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path, monkeypatch, "socket.recv()") as (server, _):
+        await server.until("loading")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await server.end(3) == 0

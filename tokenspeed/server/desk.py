@@ -1,0 +1,69 @@
+"""The first HTTP process's desk: its siblings ask for what it keeps, and are told what it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tokenspeed.log import logger
+from tokenspeed.server.desk_messages import (
+    DESK,
+    Answer,
+    Find,
+    FromDesk,
+    Keep,
+    Serving,
+    ToDesk,
+)
+from tokenspeed.server.response_store import Responses
+
+
+class Desk:
+    """Binds a socket in `folder`. `on_serving` is given the number of each sibling that begins to
+    serve. Lives on one event loop.
+    """
+
+    def __init__(
+        self, folder: Path, responses: Responses, on_serving: Callable[[int], None]
+    ) -> None:
+        self._responses, self._on_serving = responses, on_serving
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{folder / DESK}")
+
+    def tell(self, number: int, message: FromDesk) -> None:
+        """To a sibling that is not there, nothing is said."""
+        self._socket.send_multipart([str(number).encode(), msgspec.msgpack.encode(message)])
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        decoder = msgspec.msgpack.Decoder(ToDesk)
+        while True:
+            sender, body = await self._socket.recv_multipart()
+            try:
+                await self._take(int(sender), decoder.decode(body))
+            except Exception:
+                logger.exception("what a sibling asked for failed")
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    async def _take(self, sender: int, message: ToDesk) -> None:
+        if isinstance(message, Serving):
+            self._on_serving(sender)
+        elif isinstance(message, Keep):
+            is_kept = await self._responses.put(message.id, message.answer, message.items)
+            self.tell(sender, Answer(message.number, is_kept))
+        elif isinstance(message, Find):
+            stored = await self._responses.get(message.id)
+            self.tell(sender, Answer(message.number, stored is not None, stored))
+        else:
+            is_forgotten = await self._responses.delete(message.id)
+            self.tell(sender, Answer(message.number, is_forgotten))

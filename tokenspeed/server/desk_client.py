@@ -1,0 +1,80 @@
+"""A sibling's link to the first HTTP process: the responses that are kept there, and its words."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from tokenspeed.server.desk_messages import (
+    DESK,
+    Answer,
+    Find,
+    Forget,
+    FromDesk,
+    Keep,
+    Serving,
+    ToDesk,
+)
+from tokenspeed.server.response_store import StoredResponse
+
+
+class DeskClient:
+    """As the sibling `number`. It also is `Responses`: those of the first process. Lives on one
+    event loop.
+    """
+
+    def __init__(self, folder: Path, number: int, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set(zmq.IDENTITY, str(number).encode())
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.connect(f"ipc://{folder / DESK}")
+
+    def announce(self) -> None:
+        """This process serves."""
+        self._send(Serving())
+
+    async def listen(self, on_word: Callable[[FromDesk], None]) -> None:
+        """Read until cancelled; `on_word` is given what is no answer."""
+        decoder = msgspec.msgpack.Decoder(FromDesk)
+        while True:
+            message = decoder.decode(await self._socket.recv())
+            if not isinstance(message, Answer):
+                on_word(message)
+            elif message.number in self._waiting and not self._waiting[message.number].done():
+                self._waiting[message.number].set_result(message)
+
+    async def put(self, id: str, answer: bytes, items: bytes) -> bool:
+        return (await self._ask(Keep(next(self._numbers), id, answer, items))).is_done
+
+    async def get(self, id: str) -> StoredResponse | None:
+        return (await self._ask(Find(next(self._numbers), id))).stored
+
+    async def delete(self, id: str) -> bool:
+        return (await self._ask(Forget(next(self._numbers), id))).is_done
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    async def _ask(self, message: Keep | Find | Forget) -> Answer:
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[message.number] = answer
+        try:
+            self._send(message)
+            return await answer
+        finally:
+            del self._waiting[message.number]
+
+    def _send(self, message: ToDesk) -> None:
+        self._socket.send(msgspec.msgpack.encode(message))

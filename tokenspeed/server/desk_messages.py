@@ -1,0 +1,95 @@
+"""What travels between the first HTTP process of a server and its siblings: typed msgpack over
+ZeroMQ, never pickle.
+
+The first binds a ROUTER socket, its desk; each sibling connects a DEALER, known by its number. The
+siblings' requests do not come here: those go to the engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenspeed.config import Config
+from tokenspeed.engine.phases import Phase
+from tokenspeed.server.response_store import StoredResponse
+
+DESK, QUEUE = "desk", "queue"
+"""Names in the folder that the processes of a server share; all else in it are their metrics."""
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sibling is told what to be: one line of JSON on its stdin. It ends when that pipe
+    closes.
+    """
+
+    number: int
+    """Of this start: no two processes of a server have the same."""
+    row: int
+    """Its place among them, which is also its row of the queue's table."""
+    config: Config
+    folder: str
+    engine: str
+    """The engine's address."""
+    family: int
+    host: str
+    port: int
+    flow: tuple[int, ...] = ()
+    """What an IPv6 address has besides: flow and scope."""
+    created: int
+
+
+class Serving(msgspec.Struct, tag="serving", frozen=True):
+    """A sibling listens, and will answer."""
+
+
+class Keep(msgspec.Struct, tag="keep", frozen=True):
+    number: int
+    id: str
+    answer: bytes
+    items: bytes
+
+
+class Find(msgspec.Struct, tag="find", frozen=True):
+    number: int
+    id: str
+
+
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    number: int
+    id: str
+
+
+class Answer(msgspec.Struct, tag="answer", frozen=True):
+    """To `Keep`, `Find` or `Forget` with that number: was it done, or there?"""
+
+    number: int
+    is_done: bool
+    stored: StoredResponse | None = None
+
+
+class Started(msgspec.Struct, tag="started", frozen=True):
+    """The server's start is over; these were its phases."""
+
+    phases: list[Phase]
+
+
+class Drain(msgspec.Struct, tag="drain", frozen=True):
+    """Take nothing new, let what runs end, and end."""
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """End now."""
+
+
+class Reload(msgspec.Struct, tag="reload", frozen=True):
+    """Read the files again that SIGHUP is for."""
+
+
+class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True):
+    """Its end shows on no socket: whoever started it knows."""
+
+    message: str
+
+
+ToDesk = Serving | Keep | Find | Forget
+FromDesk = Answer | Started | Drain | Stop | Reload | EngineGone
