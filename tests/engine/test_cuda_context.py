@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -81,29 +78,3 @@ def test_without_a_driver_the_thread_ends_in_silence(
         if thread.name == "cuda-context":
             thread.join(10)
     assert capfd.readouterr() == ("", "")
-
-
-PROCESS = """
-import io, json, os, sys
-from types import SimpleNamespace
-from tokenspeed.config import Config, ModelConfig
-from tokenspeed.engine import cuda_context, process
-from tokenspeed.engine.messages import Launch
-seen = []
-config = Config(model=ModelConfig(device=sys.argv[1]))
-process.read_orders = lambda kind: Launch("ipc:///nowhere", config)
-process.end_with_parent = lambda tidy: None
-process.EngineLink = lambda address: SimpleNamespace(wait_for_client=list, close=list)
-cuda_context.begin = lambda: seen.append("torch" in sys.modules)
-process.importlib.import_module = lambda name: SimpleNamespace(load_and_serve=lambda *args: 0)
-assert process.main() == 0
-os.write(2, json.dumps(seen).encode())
-"""
-
-
-@pytest.mark.parametrize(("device", "seen"), [("cpu", []), ("cuda", [False]), ("auto", [False])])
-def test_it_begins_before_torch_and_not_for_a_cpu(device: str, seen: list[bool]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, device], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, json.loads(done.stderr.splitlines()[-1])) == (0, seen), done.stderr

@@ -32,6 +32,7 @@ from tokenspeed.compile.ranges import range_name
 from tokenspeed.passes import Stage
 from tokenspeed.passes.manager import PassManager
 from tokenspeed.passes.rewrite import EVERY, TokenRange
+from tokenspeed.spans import span
 
 Report = Callable[[str], None]
 """Told what is being done, in a line for people."""
@@ -80,14 +81,18 @@ class _Compilation:
                 for number, (key, piece) in enumerate(planned.pieces.items(), 1)
             }
             isa = inductor_api.vector_isa() if is_cpu else None
-        self._keep_objects(work)
-        (self._folder / PLAN).write_text(plan.encode(planned.plan))
+        with span("compile.receipt"):
+            self._keep_objects(work)
+            (self._folder / PLAN).write_text(plan.encode(planned.plan))
+            self._write_receipts()
+        return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
+
+    def _write_receipts(self) -> None:
         (self._folder / RECEIPT).parent.mkdir()
         with self._receipt.spend("nearest misses"):
             self._graphs.misses = pictures.misses_of(self._ran)
         (self._folder / GRAPHS).write_bytes(graphs.encode(self._graphs))
         (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
-        return Contents(pieces, None if isa is None else msgspec.to_builtins(isa))
 
     def _lower(self, key: str, piece: fx.GraphModule, which: str) -> StoredPiece:
         tokens = token_argument(piece)

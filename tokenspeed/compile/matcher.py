@@ -62,11 +62,7 @@ class Matcher:
     def nearest(self, graph: fx.Graph) -> Miss | None:
         """The nearest miss in a graph that was left without (another) match."""
         context = PassContext(self._dtype, epsilons(graph) or (_SOME_EPS,), scales(graph) or (1.0,))
-        cases = self._rule.cases(context)
-        patterns = [
-            pattern_matcher.fwd_only(_bound(self._rule.pattern, case), list(case.inputs)).graph
-            for case in cases
-        ]
+        cases, patterns = _cases_traced(self._rule, context)
 
         def refuse(pattern: fx.Graph, bound: Binding) -> Miss | None:
             return self._refusal(cases[patterns.index(pattern)], pattern, bound, graph)
@@ -130,6 +126,18 @@ class Matcher:
             n for n, v in values.items() if isinstance(v, fx.Node) and v.op != "placeholder"
         ]
         return f"{computed[0]} is no input of the graph" if computed else None
+
+
+@functools.cache
+def _cases_traced(rule: Rewrite, context: PassContext) -> tuple[Sequence[Case], Sequence[fx.Graph]]:
+    """A rule's cases, and the trace of each: made once for all pieces, token ranges and graphs, of
+    which a silent pass is asked about each.
+    """
+    cases = rule.cases(context)
+    traces = [
+        pattern_matcher.fwd_only(_bound(rule.pattern, case), list(case.inputs)) for case in cases
+    ]
+    return cases, [trace.graph for trace in traces]
 
 
 def _bound(function: Callable[..., Any], case: Case) -> Callable[..., Any]:

@@ -21,7 +21,6 @@ from tokenspeed.kernels.attention_flashinfer import MIN_TOKENS
 from tokenspeed.kernels.attention_step import AttentionStep
 from tokenspeed.kernels.device_step import DeviceAttention
 from tokenspeed.kernels.linear_tiles import token_limits
-from tokenspeed.spans import span
 
 _COUNTS = (1, 2, 16, 17, 32, 33, 64, 65, 128, 129)
 """Token counts around which kernels that serve any shape change theirs."""
@@ -40,17 +39,16 @@ def warm_up_kernels(
     """Launch them for steps of up to `max_rows` rows and `token_budget` tokens. The first
     `num_kinds` layers have every kind of attention.
     """
-    with span("kernels.warmup"):
-        first = _first_steps(executable, num_kinds)
-        for rows in ([1], [min(_COUNTS[-1], token_budget, slots.max_len)]):  # of both token ranges
-            _run(executable, attention, slots, rows, 0, executable.layers.steps)
-        limits = {count for limit in token_limits() for count in (limit, limit + 1)}
-        counts = sorted({*_COUNTS, *limits})
-        for rows, num_decodes in _steps(counts, max_rows, token_budget, slots.max_len):
-            _run(executable, attention, slots, rows, num_decodes, first)
-        hidden = executable.embed(torch.zeros(max_rows, dtype=torch.int64, device=slots.device))
-        for count in (count for count in counts if count <= max_rows):
-            executable.head(hidden[:count])
+    first = _first_steps(executable, num_kinds)
+    for rows in ([1], [min(_COUNTS[-1], token_budget, slots.max_len)]):  # of both token ranges
+        _run(executable, attention, slots, rows, 0, executable.layers.steps)
+    limits = {count for limit in token_limits() for count in (limit, limit + 1)}
+    counts = sorted({*_COUNTS, *limits})
+    for rows, num_decodes in _steps(counts, max_rows, token_budget, slots.max_len):
+        _run(executable, attention, slots, rows, num_decodes, first)
+    hidden = executable.embed(torch.zeros(max_rows, dtype=torch.int64, device=slots.device))
+    for count in (count for count in counts if count <= max_rows):
+        executable.head(hidden[:count])
 
 
 def _first_steps(executable: Executable, num_kinds: int) -> list[PlanStep]:

@@ -18,6 +18,7 @@ from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, LayerScales
 from tokenspeed.log import logger
+from tokenspeed.spans import span
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -119,12 +120,13 @@ def build_worker(
     if not isinstance(attention, TorchAttention) and device.type == "cuda":
         assert config.scheduler.chunked_prefill_size is not None, "settled by resolve"
         progress("kernels", "")
-        warm_up_kernels(
-            *(executable, attention, slots),
-            max_rows=config.scheduler.max_num_seqs,
-            token_budget=config.scheduler.chunked_prefill_size,
-            num_kinds=1 + max(group.layers[0] for group in groups),
-        )
+        with span("kernels.warmup"):
+            warm_up_kernels(
+                *(executable, attention, slots),
+                max_rows=config.scheduler.max_num_seqs,
+                token_budget=config.scheduler.chunked_prefill_size,
+                num_kinds=1 + max(group.layers[0] for group in groups),
+            )
         if (config.compile.level or 0) >= 2:
             work = GraphWork(config, executable, attention, slots)
             work.record_first(progress)

@@ -33,10 +33,8 @@ def main() -> int:
     setup_logging(launch.config.server.log_level)
     if launch.config.model.device != "cpu":
         cuda_context.begin()
-    gc.disable()  # nearly all that is imported stays, so looking for garbage only costs time
+    gc.disable()  # nearly all that a start makes stays, so looking for garbage only costs time
     serving = importlib.import_module(_SERVING)
-    gc.freeze()
-    gc.enable()
     process_import()
     link = EngineLink(launch.address)
     try:

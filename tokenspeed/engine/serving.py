@@ -166,6 +166,7 @@ def load_and_serve(launch: Launch, link: EngineLink) -> int:
     try:
         engine = build_engine(launch.config, progress, defer_graphs=True)
         gc.freeze()  # a collection that walks all that is here now takes 0.3 s, between two steps
+        gc.enable()  # until now there was none
     except (ModelError, ConfigError) as error:  # the front logs it
         link.announce(Failed(str(error), is_refusal=True))
         return 1

@@ -28,6 +28,7 @@ from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.triton_jit import compiling_ahead
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup
+from tokenspeed.spans import span
 
 _SLACK = 256 << 20
 """Bytes: what comes later and cannot be tried, as FlashInfer's workspaces and fragmentation."""
@@ -73,15 +74,16 @@ def try_out(
     attention = TritonAttention(groups, pool, slots.device_tables, dtype)
     if _lacks_kernels():
         progress("kernels", "compiled on all cores")
-        with compiling_ahead():
+        with span("kernels.warmup"), compiling_ahead():  # which ends when all are compiled
             warm_up_kernels(
                 *(executable, attention, slots),
                 max_rows=config.scheduler.max_num_seqs,
                 token_budget=config.scheduler.chunked_prefill_size or 1,
                 num_kinds=1 + max(group.layers[0] for group in groups),
             )
-    _run_largest(config, executable, attention, slots)
-    activations = _taken(device) - before + _SLACK
+    with span("kv.trial"):
+        _run_largest(config, executable, attention, slots)
+        activations = _taken(device) - before + _SLACK
     graphs = 0
     if (config.compile.level or 0) >= 2:
         graphs = _graph_bytes(GraphWork(config, executable, attention, slots), device)
@@ -122,7 +124,8 @@ def _graph_bytes(work: GraphWork, device: torch.device) -> int:
     after_first, num_later = _taken(device), work.num_later
     each = 0
     if num_later:
-        work.record_next()
+        with span("graph.capture"):
+            work.record_next()
         each = _taken(device) - after_first
     return after_first - before + each * num_later + _GRAPH * (len(work.graphs) + work.num_later)
 
