@@ -125,6 +125,7 @@ def test_what_is_no_whole_answer_fails(blocks: list[bytes], full: bool, kind: st
 
 
 def test_what_a_server_says_is_shown_without_what_a_terminal_obeys() -> None:
-    answer = Answer(Record(session=0, turn=0, start=5.0, input_len=7, max_tokens=4))
+    found = Record(session=0, turn=0, start=5.0, input_len=7, max_tokens=4)
+    answer = Answer(found, must_be_full=False)
     answer.fail("HTTP 500", "\x1b]0;pwn\x07 caf\u00e9\r\n\u202e")
     assert answer.finish().detail == r"\x1b]0;pwn\x07 " + "caf\u00e9" + r"\r\n\u202e"

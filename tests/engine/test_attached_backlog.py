@@ -14,6 +14,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenspeed.config import Config
 from tokenspeed.engine import attached
 from tokenspeed.engine.attached import AttachedClient, EngineDead
 from tokenspeed.engine.deltas import joined
@@ -27,7 +28,16 @@ from tokenspeed.request import (
 )
 from tokenspeed.timeline import Timing
 
-READY = Ready(max_model_len=99, vocab_size=99, num_pages=1, block_size=16, seconds=0.0)
+READY = Ready(
+    max_model_len=99,
+    vocab_size=99,
+    num_pages=1,
+    block_size=16,
+    kv_cache_dtype="float32",
+    seconds=0.0,
+    settings=Config(),
+    reasons={},
+)
 
 
 class Recorder:
