@@ -331,7 +331,7 @@ def test_an_unknown_pass_is_refused(tiny_model: str, level: int | None) -> None:
 
 def test_the_engine_imports_nothing_heavy_before_it_must(tiny_model: str) -> None:
     """What stands between a process and its first message, in every start."""
-    heavy = ("sympy", "torch._dynamo", "torch._inductor", "triton", "flashinfer", "transformers")
+    heavy = ("sympy", "torch._dynamo", "torch._inductor", "flashinfer", "transformers")
     code = (
         "import sys, tokenspeed.engine.serving;"
         f"print([name for name in {heavy} if name in sys.modules])"
