@@ -23,7 +23,7 @@ from pass_graphs import (
 from torch import Tensor, fx, nn
 
 from tokenspeed.compile import torch_api
-from tokenspeed.compile.calls import Call, Calls, Ref, encode, load
+from tokenspeed.compile.calls import Call, Calls, Ref, decode, encode, load
 from tokenspeed.compile.capture import capture, example_ids
 from tokenspeed.compile.lower import lower
 from tokenspeed.compile.matcher import pass_manager
@@ -71,7 +71,7 @@ def test_all_pieces_of_a_family_on_cuda_are_calls(family: str) -> None:
             slot = through_slot(piece, manager_of(Stage.PIECE, token_range))
             found = calls_of(slot.after.graph, inputs_of(piece))
             assert found is not None, slot.after.graph
-            kept = load(encode(found), "cpu")
+            kept = load(decode(encode(found)), "cpu")
             values = [random_value(node.meta["val"]) for node in placeholders(slot.after)]
             for want, got in zip(slot.after(*values), kept(*values), strict=True):
                 assert torch.equal(want, got) and want.stride() == got.stride()
@@ -86,7 +86,7 @@ def test_what_is_calls_never_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(GraphLowering, "run", fail)
     piece = pieces_on_cuda(*FAMILIES["llama"])[1]
     lowered = lower(piece, "cpu", FEW, manager_of(Stage.PIECE, FEW))
-    assert lowered.is_calls and load(lowered.data, "cuda")
+    assert lowered.is_calls and load(decode(lowered.data), "cuda")
 
 
 class Case(nn.Module):
@@ -146,10 +146,10 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_no_piece_is_refused(case: str) -> None:
     with pytest.raises((ValueError, msgspec.DecodeError)):
-        load(encode(WRONG[case]), "cpu")
+        load(decode(encode(WRONG[case])), "cpu")
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with pytest.raises((ValueError, msgspec.DecodeError)):
-        load(data, "cpu")
+        load(decode(data), "cpu")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,9 +20,9 @@ from compile_tiny import one_sequence, random_model
 from torch import Tensor, nn
 from torch._inductor.exc import InvalidCxxCompiler
 
-from tokenspeed.compile import artifacts, receipt, warm
+from tokenspeed.compile import artifacts, calls, receipt, warm
 from tokenspeed.compile.cache import CompileCache
-from tokenspeed.compile.entry import Damaged, Entry, Unloadable, read_entry
+from tokenspeed.compile.entry import CALLS, Damaged, Entry, Unloadable, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
 from tokenspeed.kernels import linear
@@ -196,6 +197,22 @@ def with_bytes(name: str, data: bytes) -> Callable[[Entry], Entry]:
     return change
 
 
+def with_other_calls(**changes: Any) -> Callable[[Entry], Entry]:
+    """Of the pieces that are calls alone."""
+
+    def change(entry: Entry) -> Entry:
+        kept = {name: data for name, data in entry.files.items() if name.startswith("pieces/")}
+        other = {
+            name: calls.encode(msgspec.structs.replace(calls.decode(data), **changes))
+            for name, data in kept.items()
+            if name.endswith(CALLS)
+        }
+        assert other
+        return dataclasses.replace(entry, files=entry.files | other)
+
+    return change
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -204,6 +221,8 @@ def with_bytes(name: str, data: bytes) -> Callable[[Entry], Entry]:
         with_bytes("plan.json", b"{}"),
         with_bytes("plan.json", b"\xff\xfe"),
         without_piece,
+        with_other_calls(num_inputs=3),
+        with_other_calls(results=()),
         lambda entry: broken(entry, isa={"name": 1}),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenspeed.compile.calls import NAMES, Call, Calls, Ref, encode, load
+from tokenspeed.compile.calls import NAMES, Call, Calls, Ref, decode, encode, load
 from tokenspeed.kernels import greedy_step, small_linear
 from tokenspeed.kernels import qk_norm_rope as rope_kernels
 from tokenspeed.kernels import rms_norm as norm_kernels
@@ -157,7 +157,7 @@ def test_pieces_call_kernels_without_the_dispatcher(op: object) -> None:
     numbers = iter(range(len(tensors)))
     args = tuple(Ref(next(numbers)) if isinstance(each, Tensor) else each for each in given)
     kept = encode(Calls(len(tensors), (Call(NAMES[op], args),), (Ref(len(tensors)),)))
-    (got,) = load(kept, "cuda")(*tensors)
+    (got,) = load(decode(kept), "cuda")(*tensors)
     want = OPS[op].reference(*given)
     pairs = [(got, want)] if isinstance(got, Tensor) else zip(got, want, strict=True)
     for one, other in pairs:

@@ -42,14 +42,14 @@ async def test_keys_of_a_file_are_read_again_when_it_changes(
     assert asked == [200] * 3 + [401] * 3
     assert await status(ask, "first", "x-api-key") == 200
     assert await status(ask, "third", "x-api-key") == 401
-    path.write_text("third key\n")
-    asked = [await status(ask, key) for key in ("given", "first", "third key")]
+    path.write_text("third-key # theirs\n")
+    asked = [await status(ask, key) for key in ("given", "first", "third-key")]
     assert asked == [200, 401, 200]
     for bad in ("", "# nothing\n", "x" * (keys_module.MAX_KEY_FILE_BYTES + 1)):
         path.write_text(bad)
-        assert await status(ask, "third key") == 200 and await status(ask, "") == 401
+        assert await status(ask, "third-key") == 200 and await status(ask, "") == 401
     path.unlink()
-    assert await status(ask, "third key") == 200
+    assert await status(ask, "third-key") == 200
     refused(await ask.http.get("/v1/models"), 401)
     assert "third" not in caplog.text and "stay as they are" in caplog.text
 
@@ -113,10 +113,10 @@ async def test_a_key_has_no_more_requests_at_once_than_it_may(
     """
     monkeypatch.setattr(keys_module, "LOOK_S", 0.0)
     path = tmp_path / "keys"
-    path.write_text("two words  max_requests=2\nfree\n# note max_requests=1\n")
+    path.write_text("two-words  max_requests=2\nfree\n# note max_requests=1\n")
     ask = asker(api_key=("given",), api_key_file=str(path))
     ask.engine.gate.clear()
-    ask.http.headers["authorization"] = "Bearer two words"
+    ask.http.headers["authorization"] = "Bearer two-words"
     held = [asyncio.create_task(ask.chat(stream=streams)) for streams in (False, True)]
     while len(ask.engine.running) < 2:
         await asyncio.sleep(0.01)
@@ -127,16 +127,16 @@ async def test_a_key_has_no_more_requests_at_once_than_it_may(
         assert "2 are taken at once" in error["message"] and "two" not in error["message"]
     told = await ask.http.post("/v1/messages", json={})
     assert told.status_code == 429 and told.json()["error"]["type"] == "rate_limit_error"
-    assert [await status(ask, key) for key in ("free", "given", "two words", "two")] == [
+    assert [await status(ask, key) for key in ("free", "given", "two-words", "two")] == [
         *(200, 200, 429, 401)
     ]
     assert (await ask.http.get("/health")).status_code == 200
-    path.write_text("two words max_requests=3\n")
-    assert await status(ask, "two words") == 200, "a higher limit holds at once"
-    path.write_text("two words max_requests=2\n")
+    path.write_text("two-words max_requests=3\n")
+    assert await status(ask, "two-words") == 200, "a higher limit holds at once"
+    path.write_text("two-words max_requests=2\n")
     held[0].cancel()
     await asyncio.wait(held[:1])
-    assert await status(ask, "two words") == 200
+    assert await status(ask, "two-words") == 200
     for _ in range(3):
         refused(await ask.chat(temperature=9))
     ask.engine.gate.set()
@@ -151,6 +151,17 @@ def test_a_limit_of_a_key_is_bounded(tmp_path: Path, limit: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"fine max_requests=1048576\ns3cret max_requests={limit}\n")
     with pytest.raises(ConfigError, match="line 2: max_requests must be from 1 to 1048576") as told:
+        Keys((), str(path))
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "rest", ["nonsense=1", "max_requests=1 max_requests=2", "two", "max_requests"]
+)
+def test_a_line_that_is_not_understood_is_no_key(tmp_path: Path, rest: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"fine\ns3cret {rest}\n")
+    with pytest.raises(ConfigError, match="line 2: a key is one word") as told:
         Keys((), str(path))
     assert "s3cret" not in str(told.value)
 

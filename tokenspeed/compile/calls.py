@@ -82,12 +82,16 @@ def encode(calls: Calls) -> bytes:
     return msgspec.json.encode(calls)
 
 
-def load(data: bytes, device: str) -> Callable[..., tuple[Any, ...]]:
-    """The function that `encode` was given the calls of, for tensors on "cpu" or "cuda". Raises
-    ValueError or msgspec.DecodeError for anything else.
+def decode(data: bytes) -> Calls:
+    """What `encode` was given. Raises msgspec.DecodeError for anything else."""
+    return msgspec.json.decode(data, type=Calls)
+
+
+def load(calls: Calls, device: str) -> Callable[..., tuple[Any, ...]]:
+    """The function that makes the calls, for tensors on "cpu" or "cuda". Raises ValueError where it
+    cannot be one.
     """
     functions = _functions(device)
-    calls = msgspec.json.decode(data, type=Calls)
     graph = fx.Graph()
     values: list[fx.Node] = [graph.placeholder(f"x{at}") for at in range(calls.num_inputs)]
 

@@ -103,10 +103,14 @@ class Plan(msgspec.Struct, frozen=True):
     forward: FunctionPlan
     head: FunctionPlan
 
-    def piece_hashes(self) -> set[str]:
+    def piece_calls(self) -> dict[str, PieceCall]:
+        """For each piece's hash a row that calls it: how many inputs and results it has."""
         functions = (self.embed, self.forward, self.head)
         rows = (row for function in functions for row in function.rows)
-        return {row.piece for row in rows if isinstance(row, PieceCall)}
+        return {row.piece: row for row in rows if isinstance(row, PieceCall)}
+
+    def piece_hashes(self) -> set[str]:
+        return set(self.piece_calls())
 
 
 @dataclass(frozen=True)

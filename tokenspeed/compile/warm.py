@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed.compile import calls, plan
 from tokenspeed.compile.entry import PLAN, Damaged, Entry, StoredPiece, Unloadable
-from tokenspeed.compile.plan import Piece, Program
+from tokenspeed.compile.plan import Piece, PieceCall, Program
 from tokenspeed.compile.ranges import by_tokens
 from tokenspeed.passes.rewrite import TokenRange
 from tokenspeed.spans import span
@@ -46,19 +46,24 @@ def import_inductor() -> Any:
 
 def _load(entry: Entry, loaded: Mapping[str, Piece]) -> Program:
     program_plan = plan.decode(entry.files[PLAN].decode())
-    stored = entry.manifest.contents.pieces
-    pieces = {key: _piece(entry, each, loaded) for key, each in stored.items()}
-    if missing := program_plan.piece_hashes() - pieces.keys():
+    stored, asked = entry.manifest.contents.pieces, program_plan.piece_calls()
+    if missing := asked.keys() - stored.keys():
         raise Damaged(f"the plan names the piece {min(missing)}, which is not there")
+    pieces = {key: _piece(entry, stored[key], row, loaded) for key, row in asked.items()}
     return Program(program_plan, pieces)
 
 
-def _piece(entry: Entry, stored: StoredPiece, loaded: Mapping[str, Piece]) -> Piece:
+def _piece(entry: Entry, stored: StoredPiece, row: PieceCall, loaded: Mapping[str, Piece]) -> Piece:
     device = str(entry.manifest.facts["compile"]["device"])
-    by_range = {
-        TokenRange(first, last): loaded.get(file) or calls.load(entry.files[file], device)
-        for first, last, file in stored.files
-    }
+    by_range = {}
+    for first, last, file in stored.files:
+        piece = loaded.get(file)
+        if piece is None:
+            kept = calls.decode(entry.files[file])
+            if (kept.num_inputs, len(kept.results)) != (len(row.args), row.num_outputs):
+                raise Damaged(f"the piece {file} is not what the plan calls")
+            piece = calls.load(kept, device)
+        by_range[TokenRange(first, last)] = piece
     return by_tokens(by_range, stored.tokens)
 
 

@@ -26,7 +26,8 @@ MAX_KEY_FILE_BYTES = 1 << 20
 LOOK_S = 1.0
 """How long a changed file may go unnoticed."""
 MAX_REQUESTS = 1 << 20
-_LIMITED = re.compile(rb"(.*\S)\s+max_requests=(\S*)")
+_COMMENT = re.compile(rb"(^|\s)#.*")
+_LIMITED = re.compile(rb"(\S+)\s+max_requests=(\S*)")
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,10 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _keys_in(data: bytes) -> list[Key]:
-    lines = [line.strip() for line in data.removeprefix(codecs.BOM_UTF8).splitlines()]
-    keys = [
-        _key_in(number, line)
-        for number, line in enumerate(lines, 1)
-        if line and not line.startswith(b"#")
+    lines = [
+        _COMMENT.sub(b"", line).strip() for line in data.removeprefix(codecs.BOM_UTF8).splitlines()
     ]
+    keys = [_key_in(number, line) for number, line in enumerate(lines, 1) if line]
     if not keys:
         raise ConfigError("--api-key-file has no keys: write one a line")
     return keys
@@ -148,6 +147,11 @@ def _key_in(number: int, line: bytes) -> Key:
         )
     found = _LIMITED.fullmatch(line)
     if found is None:
+        if len(line.split()) > 1:
+            raise ConfigError(
+                f"--api-key-file, line {number}: a key is one word, alone or followed by "
+                "max_requests=N"
+            )
         return Key(_digest(line))
     key, limit = found.groups()
     if not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_REQUESTS:
