@@ -105,7 +105,7 @@ NON_FACTS: dict[str, Any] = {
     **{"served_model_name": ("m",), "skip_tokenizer_init": True, "chat_template": "/t"},
     **{"generation_config": "none", "seed": 7, "max_model_len": 64},
     **{"block_size": 32, "max_total_tokens": 4096, "gpu_memory_utilization": 0.5},
-    "kv_cache_dtype": "fp8_e4m3",
+    **{"kv_cache_dtype": "fp8_e4m3", "scheduling_policy": "priority", "api_processes": 2},
     **{"enable_prefix_caching": False, "max_num_seqs": 3, "chunked_prefill_size": 64},
     **{"disable_overlap_schedule": True, "max_queued_requests": 9, "max_queued_tokens": 9},
     **{"level": 1, "require_cache": True, "jit_after_ready": "error", "cache_dir": "/c"},

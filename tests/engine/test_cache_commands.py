@@ -244,7 +244,7 @@ def test_pieces_that_do_not_load_are_a_miss_where_none_is_allowed(
         raise program.Damaged("made for another torch")
 
     root = shutil.copytree(tiny_cache, tmp_path / "cache")
-    monkeypatch.setattr(program, "_load", fail)
+    monkeypatch.setattr(program, "load_program", fail)
     with pytest.raises(ConfigError, match="--require-cache: made for another torch"):
         tiny_engine(tiny_model, require_cache=True, cache_dir=str(root))
 

@@ -145,6 +145,8 @@ class FakeClient:
         try:
             async with contextlib.aclosing(self.generate(request)) as deltas:
                 async for delta in deltas:
+                    if request.id not in self.readers:  # withdrawn while it was told the last one
+                        return
                     if delta.finish_reason is not None:
                         del self.readers[request.id]
                     sink.put(delta)

@@ -79,9 +79,9 @@ def test_rows_whose_masks_are_late_lose_nothing(
 
 def test_processes_of_grammars_end_with_their_template(make_engine: Make) -> None:
     """Also where it is killed and can end nothing itself."""
-    engine = make_engine()
+    before, engine = children(), make_engine()
     run(engine, [ask("a", 0, DIGITS)])
-    (follower,) = children()
+    (follower,) = children() - before
     (template,) = (each for each in _children_of(os.getpid()) if follower in _children_of(each))
     os.kill(template, signal.SIGKILL)
     wait_for(lambda: not Path(f"/proc/{follower}").exists())
