@@ -102,7 +102,10 @@ def play_engine(num_streams: int, step_s: float) -> None:
             vocab_size=tokenizer.vocab_size,
             num_pages=1,
             block_size=16,
+            kv_cache_dtype="float32",
             seconds=0.0,
+            settings=launch.config,
+            reasons={},
         )
     )
     owners: dict[str, bytes] = {}
