@@ -48,7 +48,7 @@ def test_a_context_is_begun_before_torch_and_not_for_a_cpu(device: str) -> None:
 
 def test_garbage_is_collected_once_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"max_model_len": 8, "vocab_size": 8, "num_pages": 1, "block_size": 16}
-    ready = Ready(**sizes, seconds=0.0, kv_cache_dtype="bfloat16")
+    ready = Ready(**sizes, seconds=0.0, kv_cache_dtype="bfloat16", settings=Config(), reasons={})
     engine = SimpleNamespace(ready=ready)
     seen: list[bool] = []
     monkeypatch.setattr(serving, "build_engine", lambda *args, **kwargs: engine)
