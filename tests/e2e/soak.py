@@ -28,6 +28,7 @@ from tokenspeed.config import Config, make_config
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.server.listener import listen, url_of
 from tokenspeed.server.run import run_server
+from tokenspeed.server.siblings import Siblings
 
 WARM_ROUNDS = 2
 """Rounds after which pools, caches and the allocator's arenas have their size."""
@@ -112,8 +113,10 @@ async def rounds_of(config: Config, seconds: float, round_s: float) -> dict[str,
     listener = listen("127.0.0.1", 0, 60.0)
     client = EngineClient(config)
     await client.start()
+    siblings = Siblings(config, client, listener)
+    siblings.start()
     serving = asyncio.create_task(
-        run_server(config, client, listener, began=time.monotonic()), name="server"
+        run_server(config, client, listener, siblings, began=time.monotonic()), name="server"
     )
     await client.wait_ready()
     await asyncio.sleep(1.0)
