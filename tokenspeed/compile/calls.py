@@ -35,8 +35,8 @@ _PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.addmm.default: torch.addmm,
     aten.embedding.default: torch.embedding,
 }
-"""Views, and the library's kernels: what stands in a graph, and the same as Python calls it, which
-takes half the host's time.
+"""Views, and the library's kernels: what stands in a graph, and the same as Python calls it, past
+what a call of an operator by its overload costs the host.
 """
 
 _CHOOSING: tuple[Callable[..., Any], ...] = (linear, linear_blocks, embedding_blocks)
