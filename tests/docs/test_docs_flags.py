@@ -1,4 +1,4 @@
-"""The pages of the documents that are written from the source are those that it writes now."""
+"""The pages of flags, which are written from the source, are those that it writes now."""
 
 from __future__ import annotations
 
