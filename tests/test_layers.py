@@ -18,7 +18,17 @@ MAX_FUNCTION_LINES = 50
 LAYERS = (
     {
         *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
-        *("draft", "resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
+        *(
+            "draft",
+            "resolve",
+            "log",
+            "ledger",
+            "outputs",
+            "spans",
+            "prompts",
+            "progress",
+            "wording",
+        ),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},

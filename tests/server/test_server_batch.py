@@ -18,8 +18,9 @@ from tokenspeed.config import make_config
 from tokenspeed.engine.attached import EngineDead
 from tokenspeed.options import ConfigError
 from tokenspeed.server import batch as batch_module
-from tokenspeed.server.batch import BatchCounts, batch, run_batch
+from tokenspeed.server.batch import batch, run_batch
 from tokenspeed.server.batch_files import BatchFileError, BatchOutput, open_input
+from tokenspeed.server.batch_progress import BatchCounts
 
 
 def line(custom_id: Any, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
@@ -291,7 +292,10 @@ def test_exit_codes(engine: list[Any], tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.ERROR, "tokenspeed"):
         assert batch(config, good, "/dev/full") == 1
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == ["cannot write /dev/full: No space left on device"]
+    assert errors == [
+        "cannot write /dev/full: No space left on device; "
+        "the next run begins anew: /dev/full cannot be read again"
+    ]
     assert len(engine) == 3, "nothing is started where nothing is left to do"
 
 

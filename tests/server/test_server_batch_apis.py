@@ -12,7 +12,7 @@ from test_server_batch import read, run, write
 
 from tokenspeed.cli import batch as cli_batch
 from tokenspeed.server.api import APIS
-from tokenspeed.server.batch import BatchCounts
+from tokenspeed.server.batch_progress import BatchCounts
 
 
 def test_the_help_names_every_api() -> None:

@@ -28,7 +28,9 @@ usage: tokenspeed batch -i FILE -o FILE [MODEL] [options]
 Answer a file of OpenAI batch requests without a server: a JSON object a line with custom_id,
 method, url (/v1/chat/completions, /v1/completions, /v1/responses or /v1/messages) and body. Answers
 are appended to the output as they come; started again with the same files, it goes on where it
-stopped. The exit status is 1 if any line failed, in this run or in one before.
+stopped: lines with an answer are skipped. (To have a failed line tried again, take its answer out
+of the output.) A terminal shows a bar, a log has a line every --log-stats-interval seconds. The
+exit status is 1 if any line failed, in this run or in one before.
 
 Examples
   tokenspeed batch -i requests.jsonl -o answers.jsonl
@@ -43,7 +45,7 @@ _OWN = {
 
 _OF_SERVER = (
     *("engine_startup_timeout", "max_request_bytes", "strict_fields", "log_level"),
-    *("served_model_name", "max_queued_requests", "max_queued_tokens"),
+    *("served_model_name", "max_queued_requests", "max_queued_tokens", "log_stats_interval"),
 )
 _NOT_OURS = {option.name for option in options_of(ServerConfig)} - set(_OF_SERVER)
 

@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import uvloop
 from msgspec import UNSET
-from tqdm import tqdm
 
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import EngineDead, EngineRefused
@@ -32,14 +30,17 @@ from tokenspeed.server.batch_files import (
     BatchLine,
     BatchOutput,
     BatchResponse,
+    count_lines,
     open_input,
     read_lines,
 )
+from tokenspeed.server.batch_progress import BatchCounts, BatchProgress
 from tokenspeed.server.errors import APIError, as_api_error, body_for, shorten, unsupported
 from tokenspeed.server.protocol import parse_json
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.source import ModelError
 from tokenspeed.text.text_side import load_text_side
+from tokenspeed.wording import counted
 
 MAX_CUSTOM_ID_CHARS = 512
 BUSY_WAIT_S = 0.2
@@ -57,16 +58,6 @@ class BatchRequest(_Named):
     url: str
     body: dict[str, object]
     method: str = "POST"
-
-
-@dataclass
-class BatchCounts:
-    """Lines of the input. Of the `skipped`, answered by an earlier run, `failed_before` failed."""
-
-    completed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    failed_before: int = 0
 
 
 class _BadLine(ValueError):
@@ -103,8 +94,11 @@ def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | Non
         except (EngineRefused, ModelError) as error:
             raise ConfigError(str(error)) from error
         except (BatchFileError, EngineDead, OSError) as error:
-            logger.error("%s", error)
+            logger.error("%s; %s", error, output.how_to_go_on())
             return 1
+        except KeyboardInterrupt:
+            logger.warning("batch: stopped; %s", output.how_to_go_on())
+            raise
     logger.info(
         "batch: %d answered, %d failed, %d done before (%d of them failed)",
         counts.completed,
@@ -155,10 +149,14 @@ async def run_batch(
     """Run a file through a ready engine. Raises BatchFileError, OSError or EngineDead, after which
     a run of the same files goes on where this one stopped.
     """
+    server = state.config.server
     limit = concurrency or 2 * state.config.scheduler.max_num_seqs
-    lines = read_lines(source, state.config.server.max_request_bytes)
-    with tqdm(desc="requests", unit="", disable=None) as bar:
-        run = _Run(state, lines, output, bar)
+    total = await asyncio.to_thread(count_lines, source) if source.seekable() else None
+    _announce(output, total, limit)
+    counts = BatchCounts()
+    progress = BatchProgress(counts, total, lambda: state.client.stats.generation_tokens)
+    run = _Run(state, read_lines(source, server.max_request_bytes), output, counts, progress)
+    with progress.shown(server.log_stats_interval):
         # Each worker takes the next line when it has written its last answer.
         workers = [asyncio.create_task(run.work()) for _ in range(limit)]
         try:
@@ -167,7 +165,19 @@ async def run_batch(
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-    return run.counts
+    return counts
+
+
+def _announce(output: BatchOutput, total: int | None, limit: int) -> None:
+    lines = "lines" if total is None else counted(total, "line")
+    if not output.num_answers:
+        logger.info("batch: %s, up to %d at once", lines, limit)
+        return
+    failed = sum(output.done.values())
+    found = counted(output.num_answers, "answer") + (
+        f" ({failed} of them failed)" if failed else ""
+    )
+    logger.info("batch: %s; the output has %s from before, whose lines are skipped", lines, found)
 
 
 class _Run:
@@ -178,10 +188,11 @@ class _Run:
         state: ServerState,
         lines: Iterator[tuple[int, bytes | None]],
         output: BatchOutput,
-        bar: tqdm[Any],
+        counts: BatchCounts,
+        progress: BatchProgress,
     ) -> None:
-        self.counts = BatchCounts()
-        self._state, self._lines, self._output, self._bar = state, lines, output, bar
+        self._state, self._lines, self._output = state, lines, output
+        self._counts, self._progress = counts, progress
         self._reader = _Reader()
         self._reading = asyncio.Lock()
 
@@ -192,11 +203,11 @@ class _Run:
             if answer is not None:
                 self._output.append(answer)
                 if answer.failed:
-                    self.counts.failed += 1
+                    self._counts.failed += 1
                     self._tell(number, answer)
                 else:
-                    self.counts.completed += 1
-            self._bar.update()
+                    self._counts.completed += 1
+            self._progress.update()
 
     async def _next(self) -> tuple[int, bytes | None] | None:
         async with self._reading:
@@ -227,13 +238,13 @@ class _Run:
         failed = self._output.done.get(key)
         if failed is None:
             return False
-        self.counts.skipped += 1
-        self.counts.failed_before += failed
+        self._counts.skipped += 1
+        self._counts.failed_before += failed
         return True
 
     def _tell(self, number: int, answer: BatchLine) -> None:
         """Name the first lines that fail; all of them are in the output."""
-        if self.counts.failed > MAX_TOLD:
+        if self._counts.failed > MAX_TOLD:
             return
         if answer.error is not None:
             why = answer.error.message.removeprefix(f"line {number}: ")
@@ -244,7 +255,7 @@ class _Run:
         name = "" if answer.custom_id is None else f" ({shorten(answer.custom_id, 100)!r})"
         more = (
             "; what fails from here on is told in the output"
-            if self.counts.failed == MAX_TOLD
+            if self._counts.failed == MAX_TOLD
             else ""
         )
         logger.warning("line %d%s failed: %s%s", number, name, shorten(why, 300), more)

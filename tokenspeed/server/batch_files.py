@@ -14,6 +14,8 @@ from typing import BinaryIO
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokenspeed.wording import counted
+
 STANDARD = "-"
 """The name of stdin and of stdout."""
 
@@ -74,6 +76,19 @@ def read_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes | No
             yield number, line
 
 
+def count_lines(file: BinaryIO) -> int:
+    """Lines from here on that are not blank; the file is left where it is."""
+    here = file.tell()
+    blocks = iter(lambda: file.readline(1 << 20), b"")
+    num_lines, has_text = 0, False
+    for block in blocks:
+        has_text |= bool(block.strip())
+        if block.endswith(b"\n"):
+            num_lines, has_text = num_lines + has_text, False
+    file.seek(here)
+    return num_lines + has_text
+
+
 def open_input(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     """Raises BatchFileError."""
     if path == STANDARD:
@@ -95,7 +110,9 @@ class BatchOutput:
     def __init__(self, path: str) -> None:
         """Raises BatchFileError."""
         self.done: dict[str | int, bool] = {}
+        self.num_answers = 0
         self._path = path
+        self._name = "standard output" if path == STANDARD else path
         self._is_file = False
         if path == STANDARD:
             sys.stdout.flush()
@@ -127,6 +144,13 @@ class BatchOutput:
     ) -> None:
         os.close(self._fd)
 
+    def how_to_go_on(self) -> str:
+        """What a run that was stopped leaves, and what the next one makes of it."""
+        if not self._is_file:
+            return f"the next run begins anew: {self._name} cannot be read again"
+        kept = counted(self.num_answers, "answer")
+        return f"{self._path} keeps {kept}; the same command goes on from there"
+
     def append(self, line: BatchLine) -> None:
         """Raises BatchFileError."""
         data = msgspec.json.encode(line) + b"\n"
@@ -139,10 +163,10 @@ class BatchOutput:
             if self._is_file:
                 os.ftruncate(self._fd, size)
             raise self._write_error(error) from None
+        self.num_answers += 1
 
     def _write_error(self, error: OSError) -> BatchFileError:
-        name = "standard output" if self._path == STANDARD else self._path
-        return BatchFileError(f"cannot write {name}: {error.strerror or error}")
+        return BatchFileError(f"cannot write {self._name}: {error.strerror or error}")
 
     def _lock(self) -> None:
         try:
@@ -166,6 +190,7 @@ class BatchOutput:
                     raise BatchFileError(
                         f"{self._path} holds something else than batch answers; name another output"
                     ) from None
+                self.num_answers += 1
                 if answer.key is not None:
                     self.done[answer.key] = answer.failed
         os.ftruncate(self._fd, whole)
