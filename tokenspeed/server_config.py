@@ -29,7 +29,7 @@ class ServerConfig(Settings):
     api_key_file: str | None = option(
         None,
         "file with more keys, one a line; read again when it changes, and on SIGHUP; after a key, "
-        "max_requests=N: no more of its requests are served at once (by each HTTP process)",
+        "max_requests=N: no more of its requests are served at once",
     )
     ssl_certfile: str | None = option(
         None, "PEM file with the certificate (and those above it): HTTPS; read again on SIGHUP"

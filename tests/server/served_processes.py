@@ -116,8 +116,8 @@ class Served:
         assert status == 200, told
         return told
 
-    def stream(self, pid: int, max_tokens: int = 8000) -> Stream:
-        return Stream(self.connect(pid), max_tokens)
+    def stream(self, pid: int, max_tokens: int = 8000, **headers: str) -> Stream:
+        return Stream(self.connect(pid), max_tokens, {**KEY, **headers})
 
     def figure(self, pid: int, name: str) -> float:
         """A metric's only sample, or that of the model."""
@@ -184,11 +184,13 @@ class Served:
 class Stream:
     """A stream that has begun."""
 
-    def __init__(self, connection: http.client.HTTPConnection, max_tokens: int) -> None:
+    def __init__(
+        self, connection: http.client.HTTPConnection, max_tokens: int, headers: dict[str, str]
+    ) -> None:
         self.connection = connection
         body = {"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         body["return_token_ids"] = True  # or nothing is shown without a tokenizer
-        connection.request("POST", "/v1/completions", json.dumps(body), KEY)
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
         self._answer = connection.getresponse()
         assert self._answer.status == 200, self._answer.read()
         first = self._answer.readline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +142,37 @@ async def test_a_key_has_no_more_requests_at_once_than_it_may(
         refused(await ask.chat(temperature=9))
     ask.engine.gate.set()
     assert (await held[1]).status_code == 200
-    assert not ask.state.keys._num_served
+    assert ask.state.shared.places.num_held == 0
     await ask.check_alive()
+    await ask.http.aclose()
+
+
+async def test_a_request_is_one_whatever_it_asks_and_from_its_headers_on(tmp_path: Path) -> None:
+    """Many choices of many prompts are one; one whose body is on its way is one as well."""
+    path = tmp_path / "keys"
+    path.write_text("limited max_requests=2\n")
+    ask = asker(api_key_file=str(path))
+    ask.http.headers["authorization"] = "Bearer limited"
+    ask.engine.gate.clear()
+    many = asyncio.create_task(ask.completion(prompt=["a", "b", "c"], n=3))
+    while len(ask.engine.running) < 9:
+        await asyncio.sleep(0.01)
+    assert await status(ask, "limited") == 200
+    goes_on = asyncio.Event()
+
+    async def trickled() -> AsyncIterator[bytes]:
+        yield b'{"prompt": '
+        await goes_on.wait()
+        yield b'"x"}'
+
+    slow = asyncio.create_task(ask.http.post("/v1/completions", content=trickled()))
+    while ask.state.num_active < 2:
+        await asyncio.sleep(0.01)
+    assert await status(ask, "limited") == 429
+    goes_on.set()
+    ask.engine.gate.set()
+    assert [(await each).status_code for each in (many, slow)] == [200, 200]
+    assert ask.state.shared.places.num_held == 0
     await ask.http.aclose()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from tokenspeed.server import siblings as siblings_module
 from tokenspeed.server.desk import Desk
 from tokenspeed.server.desk_client import DeskClient
 from tokenspeed.server.desk_messages import Drain, EngineGone, FromDesk, Started
+from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.response_store import ResponseStore
 from tokenspeed.server.sharing import Shared
@@ -37,12 +39,14 @@ class Two:
         self.store = ResponseStore(1 << 20, 10.0)
         self.serving: list[int] = []
         self.words: dict[int, list[FromDesk]] = {}
-        self.desk = Desk(folder, self.store, self.serving.append)
+        self.places = KeyCounts()
+        self.desk = Desk(folder, self.store, self.places, self.serving.append)
         self.tasks = [asyncio.create_task(self.desk.serve())]
         self.clients: list[DeskClient] = []
 
     def sibling(self, number: int) -> DeskClient:
         client = DeskClient(self.folder, number, is_on=True)
+        self.desk.admit(number)
         self.clients.append(client)
         words: list[FromDesk] = []
         self.words[number] = words
@@ -107,9 +111,14 @@ async def test_responses_go_on_in_whichever_process(two: Two) -> None:
     asks = []
     for number in (0, 1):
         client = FakeClient()
-        responses = two.sibling(1) if number else two.store
+        desk = two.sibling(1) if number else None
         shared = Shared(
-            number=number, first_pid=1, created=7, queue=QueueTable.alone(), responses=responses
+            number=number,
+            first_pid=1,
+            created=7,
+            queue=QueueTable.alone(),
+            responses=desk or two.store,
+            places=desk or two.places,
         )
         asks.append(Asker(client, make_state(client, shared=shared)))
     for one, other in (asks, asks[::-1]):
@@ -130,6 +139,75 @@ async def test_responses_go_on_in_whichever_process(two: Two) -> None:
     for ask in asks:
         await ask.check_alive()
         await ask.http.aclose()
+
+
+async def test_a_key_s_places_are_one_number_for_all(two: Two) -> None:
+    """However requests of three processes come and end: never more than the key has, and as many
+    as it has, while more want one.
+    """
+    most, held, peak = 3, 0, 0
+    doors = (two.places, two.sibling(1), two.sibling(2))
+    draws = random.Random(5)
+
+    async def request(number: int) -> bool:
+        nonlocal held, peak
+        async with doors[number % 3].hold(b"key", most) as is_held:
+            if is_held:
+                held += 1
+                peak = max(peak, held)
+                try:
+                    await asyncio.sleep(draws.random() / 100)
+                finally:
+                    held -= 1
+        return is_held
+
+    for _ in range(10):
+        tasks = [asyncio.create_task(request(number)) for number in range(12)]
+        await asyncio.sleep(draws.choice([0, 0.002]))
+        for task in draws.sample(tasks, 2):
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert results.count(True) >= most - 2, "whoever can be let in is"
+        await until(lambda: two.places.num_held == 0)
+    assert peak == most
+    async with doors[1].hold(b"key", 1) as one, doors[2].hold(b"other", 1) as other:
+        assert one and other, "keys are counted apart"
+
+
+async def test_places_are_free_again_however_a_request_ends(two: Two) -> None:
+    one, other = two.sibling(1), two.sibling(2)
+    asking = asyncio.create_task(one.hold(b"key", 1).__aenter__())
+    await asyncio.sleep(0)
+    asking.cancel()  # its answer is on its way
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    assert await one.get("a") is None, "the desk has heard all that was said before"
+    assert two.places.num_held == 0
+    await until(lambda: two.places.num_held == 0)
+    with contextlib.suppress(ValueError):
+        async with one.hold(b"key", 1):
+            raise ValueError
+    async with one.hold(b"key", 1) as held, other.hold(b"key", 1) as refused:
+        assert held and not refused
+    await until(lambda: two.places.num_held == 0)
+
+
+async def test_what_a_dead_sibling_held_is_given_back(two: Two) -> None:
+    """And what it asked for last is not heard any more."""
+    one, other = two.sibling(1), two.sibling(2)
+    async with contextlib.AsyncExitStack() as late:
+        assert await late.enter_async_context(one.hold(b"key", 2))
+        assert await late.enter_async_context(one.hold(b"key", 2))
+        async with other.hold(b"key", 2) as is_held:
+            assert not is_held
+        two.desk.dismiss(1)
+        lost = asyncio.create_task(one.hold(b"key", 2).__aenter__())
+        async with other.hold(b"key", 2) as first, other.hold(b"key", 2) as second:
+            assert first and second and two.places.num_held == 2
+    assert not lost.done()
+    lost.cancel()
+    await until(lambda: two.places.num_held == 0)
+    assert await other.get("a") is None, "the desk goes on"
 
 
 SIBLING = """#!{python}

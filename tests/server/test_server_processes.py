@@ -21,6 +21,7 @@ from tiny_checkpoint import CONFIG, write_tiny_checkpoint
 from tokenspeed.server.listener import join, listen, share
 
 PAGE = "https://page.example"
+LIMITED = {"authorization": "Bearer limited"}
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(model: str) -> Iterator[Served]:
+def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests that leave it as it was; how it ends is one of them."""
     words = ["--ssl-certfile", CERT, "--ssl-keyfile", CERT_KEY, "--allowed-origins", PAGE]
     words += ["--max-num-seqs", "4", "--max-queued-requests", "2", "--response-store-bytes", "0"]
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("limited max_requests=2\n")
+    words += ["--api-key-file", str(keys)]
     tls = ssl.create_default_context(cafile=CERT)
     tls.check_hostname = False
     with serving(model, *words, tls=tls) as made:
@@ -146,6 +150,18 @@ def test_the_queue_is_one(served: Served) -> None:
     assert served.complete(second, n=3)["usage"]["completion_tokens"] == 24
 
 
+def test_a_key_s_limit_is_one(served: Served) -> None:
+    streams = [served.stream(pid, **LIMITED) for pid in served.pids]
+    for pid in served.pids:
+        status, told, headers = served.ask(pid, "GET", "/v1/models", **LIMITED)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert "2 are taken at once" in told["error"]["message"]
+        assert served.ask(pid, "GET", "/v1/models")[0] == 200
+    for stream, pid in zip(streams, reversed(served.pids), strict=True):
+        stream.leave()
+        until(lambda pid=pid: served.ask(pid, "GET", "/v1/models", **LIMITED)[0] == 200)
+
+
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=str
 )
@@ -154,7 +170,7 @@ def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signal
     wait_idle(served)
     lost = served.sibling
     kept = served.stream(served.pid, 800)
-    stream = served.stream(lost, 50 if how == signal.SIGTERM else 8000)
+    stream = served.stream(lost, 50 if how == signal.SIGTERM else 8000, **LIMITED)
     held = served.figure(served.pid, "request_params_n_count")
     os.kill(lost, how)
     if how == signal.SIGTERM:
@@ -171,6 +187,9 @@ def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signal
     assert served.figure(served.sibling, "request_params_n_count") >= held, "counts stay"
     assert served.ask(served.sibling, "GET", "/page/status")[1]["phases"]
     assert len({served.complete(pid)["id"] for pid in served.pids}) == 2
+    both = [served.stream(pid, **LIMITED) for pid in served.pids]  # no place of the key is lost
+    for each in both:
+        each.leave()
 
 
 @pytest.mark.long

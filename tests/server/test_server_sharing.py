@@ -18,6 +18,7 @@ from server_fakes import Asker, FakeClient, make_state, refused
 from test_server_metrics import TYPES, samples, types
 
 from tokenspeed.engine.messages import Stats
+from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.response_store import ResponseStore
 from tokenspeed.server.sharing import Shared
@@ -83,7 +84,7 @@ async def pair(
 ) -> AsyncIterator[list[Asker]]:
     """The applications of two processes, each of which counts in files of its own."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    store = ResponseStore(1 << 20, 10.0)
+    store, places = ResponseStore(1 << 20, 10.0), KeyCounts()
     tables = [QueueTable.create(tmp_path / "queue", 2), QueueTable.open(tmp_path / "queue", 1)]
     asks = []
     for number, table in enumerate(tables):
@@ -96,6 +97,7 @@ async def pair(
             created=7,
             queue=table,
             responses=store,
+            places=places,
             metrics_folder=tmp_path,
         )
         asks.append(Asker(client, make_state(client, shared=shared, **options)))

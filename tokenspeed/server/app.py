@@ -25,7 +25,7 @@ def create_app(state: ServerState) -> ASGIApp:
     routes += [*info_routes(state), *page_routes(state)]
     routes.append(Route(openapi.PATH, Endpoint(state, {"GET": _openapi}), methods=["GET"]))
     router = Router(routes, redirect_slashes=False, default=_no_route)
-    app = LimitHead(Authenticate(router, state.keys), server.max_header_bytes)
+    app = LimitHead(Authenticate(router, state.keys, state.shared.places), server.max_header_bytes)
     return with_cors(server, Observe(app, state.metrics, server))
 
 

@@ -15,10 +15,13 @@ from tokenspeed.server.desk_messages import (
     Answer,
     Find,
     FromDesk,
+    GivePlace,
     Keep,
     Serving,
+    TakePlace,
     ToDesk,
 )
+from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.response_store import Responses
 
 
@@ -28,9 +31,15 @@ class Desk:
     """
 
     def __init__(
-        self, folder: Path, responses: Responses, on_serving: Callable[[int], None]
+        self,
+        folder: Path,
+        responses: Responses,
+        places: KeyCounts,
+        on_serving: Callable[[int], None],
     ) -> None:
-        self._responses, self._on_serving = responses, on_serving
+        self._responses, self._places, self._on_serving = responses, places, on_serving
+        self._held: dict[int, dict[int, bytes]] = {}
+        """Of each sibling: the keys of its requests that have a place, by the requests' numbers."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.SNDHWM, 0)
@@ -41,6 +50,15 @@ class Desk:
     def tell(self, number: int, message: FromDesk) -> None:
         """To a sibling that is not there, nothing is said."""
         self._socket.send_multipart([str(number).encode(), msgspec.msgpack.encode(message)])
+
+    def admit(self, number: int) -> None:
+        """A sibling may take places from now on."""
+        self._held[number] = {}
+
+    def dismiss(self, number: int) -> None:
+        """A sibling has ended: what it held is free, and what it said last is not heard."""
+        for key in self._held.pop(number).values():
+            self._places.give_back(key)
 
     async def serve(self) -> None:
         """Answer until cancelled."""
@@ -64,6 +82,21 @@ class Desk:
         elif isinstance(message, Find):
             stored = await self._responses.get(message.id)
             self.tell(sender, Answer(message.number, stored is not None, stored))
+        elif isinstance(message, TakePlace):
+            self._take_place(sender, message)
+        elif isinstance(message, GivePlace):
+            key = self._held.get(sender, {}).pop(message.number, None)
+            if key is not None:
+                self._places.give_back(key)
         else:
             is_forgotten = await self._responses.delete(message.id)
             self.tell(sender, Answer(message.number, is_forgotten))
+
+    def _take_place(self, sender: int, asked: TakePlace) -> None:
+        held = self._held.get(sender)
+        if held is None:
+            return
+        is_taken = self._places.take(asked.key, asked.most)
+        if is_taken:
+            held[asked.number] = asked.key
+        self.tell(sender, Answer(asked.number, is_taken))

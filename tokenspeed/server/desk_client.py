@@ -1,10 +1,13 @@
-"""A sibling's link to the first HTTP process: the responses that are kept there, and its words."""
+"""A sibling's link to the first HTTP process: the responses and the counts that are kept there, and
+its words.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,16 +20,18 @@ from tokenspeed.server.desk_messages import (
     Find,
     Forget,
     FromDesk,
+    GivePlace,
     Keep,
     Serving,
+    TakePlace,
     ToDesk,
 )
 from tokenspeed.server.response_store import StoredResponse
 
 
 class DeskClient:
-    """As the sibling `number`. It also is `Responses`: those of the first process. Lives on one
-    event loop.
+    """As the sibling `number`. It also is `Responses` and `KeyPlaces`: those of the first process.
+    Lives on one event loop.
     """
 
     def __init__(self, folder: Path, number: int, *, is_on: bool) -> None:
@@ -64,10 +69,19 @@ class DeskClient:
     async def delete(self, id: str) -> bool:
         return (await self._ask(Forget(next(self._numbers), id))).is_done
 
+    @contextlib.asynccontextmanager
+    async def hold(self, key: bytes, most: int) -> AsyncIterator[bool]:
+        """A place of an API key."""
+        number = next(self._numbers)
+        try:
+            yield (await self._ask(TakePlace(number, key, most))).is_done
+        finally:
+            self._send(GivePlace(number))
+
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    async def _ask(self, message: Keep | Find | Forget) -> Answer:
+    async def _ask(self, message: Keep | Find | Forget | TakePlace) -> Answer:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[message.number] = answer
         try:

@@ -59,8 +59,22 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     id: str
 
 
+class TakePlace(msgspec.Struct, tag="take_place", frozen=True):
+    """For a request with the API key of that digest, which has `most` places."""
+
+    number: int
+    key: bytes
+    most: int
+
+
+class GivePlace(msgspec.Struct, tag="give_place", frozen=True):
+    """The request whose `TakePlace` had that number is over, whatever the answer was."""
+
+    number: int
+
+
 class Answer(msgspec.Struct, tag="answer", frozen=True):
-    """To `Keep`, `Find` or `Forget` with that number: was it done, or there?"""
+    """To `Keep`, `Find`, `Forget` or `TakePlace` with that number: was it done, or there?"""
 
     number: int
     is_done: bool
@@ -91,5 +105,5 @@ class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True):
     message: str
 
 
-ToDesk = Serving | Keep | Find | Forget
+ToDesk = Serving | Keep | Find | Forget | TakePlace | GivePlace
 FromDesk = Answer | Started | Drain | Stop | Reload | EngineGone

@@ -7,20 +7,17 @@ much of it is right or whose it is. A key of the file may have a limit: `KEY max
 from __future__ import annotations
 
 import codecs
-import contextlib
 import hashlib
 import hmac
 import os
 import re
 import stat
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
-from tokenspeed.server.errors import overloaded
 
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOK_S = 1.0
@@ -32,7 +29,7 @@ _LIMITED = re.compile(rb"(\S+)\s+max_requests=(\S*)")
 
 @dataclass(frozen=True)
 class Key:
-    """`max_requests` of it are served at once; None: as many as come."""
+    """`max_requests` of it are served at once, by all HTTP processes; None: as many as come."""
 
     digest: bytes
     max_requests: int | None = None
@@ -49,7 +46,6 @@ class Keys:
         self._seen: bytes | str = b""
         """What the last look found: the digest of the file, or why it gives no keys."""
         self._keys = self._given
-        self._num_served: Counter[bytes] = Counter()
         self._looked = time.monotonic()
         if path is not None:
             data = _read(path)
@@ -68,23 +64,6 @@ class Keys:
         digest = _digest(sent.encode("latin-1"))  # the bytes as they came
         matches = [each for each in self._keys if hmac.compare_digest(digest, each.digest)]
         return matches[-1] if matches else None
-
-    @contextlib.contextmanager
-    def serving(self, key: Key) -> Iterator[None]:
-        """A request with this key is served. Raises a 429 where that would be one too many."""
-        num_served, most = self._num_served, key.max_requests
-        if most is not None and num_served[key.digest] >= most:
-            raise overloaded(
-                f"This API key has {num_served[key.digest]} requests in work; {most} are taken at "
-                "once. Retry later."
-            )
-        num_served[key.digest] += 1
-        try:
-            yield
-        finally:
-            num_served[key.digest] -= 1
-            if not num_served[key.digest]:
-                del num_served[key.digest]
 
     def reload(self) -> None:
         """Read the file now. One that gives no keys is logged, and those of before go on.

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import Body, ClientGone, header, send_json
 from tokenspeed.server.client_address import TrustedProxies
-from tokenspeed.server.errors import APIError, as_api_error, body_for, shorten
+from tokenspeed.server.errors import APIError, as_api_error, body_for, overloaded, shorten
+from tokenspeed.server.key_places import KeyPlaces
 from tokenspeed.server.keys import Key, Keys
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.page_routes import PAGE_PATHS
@@ -32,11 +33,12 @@ CLIENT_CLOSED = 499
 
 class Authenticate:
     """Lets requests with one of `keys` through, in one of the two headers that clients use, and of
-    each key no more at once than it may have.
+    each key no more at once than it has `places`. A request is one, whatever it asks for, from its
+    headers to the end of its answer.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: Keys, places: KeyPlaces) -> None:
+        self._app, self._keys, self._places = app, keys, places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._keys.are_asked or _path(scope) in OPEN_PATHS:
@@ -50,7 +52,16 @@ class Authenticate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        with self._keys.serving(key):
+        most = key.max_requests
+        if most is None:
+            await self._app(scope, receive, send)
+            return
+        async with self._places.hold(key.digest, most) as is_held:
+            if not is_held:
+                raise overloaded(
+                    f"This API key has all its requests in work: {most} are taken at once "
+                    "(max_requests in the file of keys). Retry later."
+                )
             await self._app(scope, receive, send)
 
     def _key(self, scope: Scope) -> Key | None:

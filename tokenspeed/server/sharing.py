@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenspeed.server.key_places import KeyCounts, KeyPlaces
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.response_store import Responses, ResponseStore
 from tokenspeed.server_config import ServerConfig
@@ -23,6 +24,7 @@ class Shared:
     created: int
     queue: QueueTable
     responses: Responses
+    places: KeyPlaces
     metrics_folder: Path | None = None
     """Where all of them write their metrics; None: there is one process."""
 
@@ -42,4 +44,5 @@ def alone(server: ServerConfig) -> Shared:
         created=int(time.time()),
         queue=QueueTable.alone(),
         responses=ResponseStore(server.response_store_bytes, server.response_store_ttl),
+        places=KeyCounts(),
     )

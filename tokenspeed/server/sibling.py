@@ -64,6 +64,7 @@ async def _run(orders: Orders) -> int:
             created=orders.created,
             queue=QueueTable.open(folder / QUEUE, orders.row),
             responses=desk,
+            places=desk,
             metrics_folder=folder,
         )
         state, tls = ServerState(orders.config, client, shared), tls_context(settings)

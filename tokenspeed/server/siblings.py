@@ -28,6 +28,7 @@ from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
 from tokenspeed.server.desk import Desk
 from tokenspeed.server.desk_messages import QUEUE, Drain, FromDesk, Orders, Started, Stop
+from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.listener import share
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.sharing import Shared, alone, share_metrics
@@ -82,15 +83,17 @@ class Siblings:
         self._folder = folder
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
         share_metrics(folder)
+        places = KeyCounts()
         self.shared = Shared(
             number=0,
             first_pid=os.getpid(),
             created=self.shared.created,
             queue=QueueTable.create(folder / QUEUE, 1 + len(self._rows)),
             responses=self.shared.responses,
+            places=places,
             metrics_folder=folder,
         )
-        self._desk = Desk(folder, self.shared.responses, self._note_serving)
+        self._desk = Desk(folder, self.shared.responses, places, self._note_serving)
         self._resources.callback(self._desk.close)
         serving = asyncio.create_task(self._desk.serve())
         self._resources.callback(serving.cancel)
@@ -190,6 +193,7 @@ class Siblings:
         self._number += 1
         sibling = _Sibling(self._number, row, process)
         self._siblings[sibling.number] = sibling
+        self._desk.admit(sibling.number)
         if self._is_ending:
             _kill(process)
         orders = self._orders(sibling)
@@ -199,6 +203,7 @@ class Siblings:
             yield sibling
         finally:
             del self._siblings[sibling.number]
+            self._desk.dismiss(sibling.number)
             process.stdin.close()
             self.shared.queue.clear(row)
 
