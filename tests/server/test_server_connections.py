@@ -1,4 +1,4 @@
-"""Clients that read slowly or not at all, as the HTTP server's connections see them."""
+"""Clients that read slowly or not at all, and what they may send as a target, on real sockets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import struct
 from typing import Any
 
 import pytest
+from running_server import running
+from server_fakes import FakeClient
 
 from tokenspeed.server import http_server
 from tokenspeed.server.http_server import HttpServer
@@ -97,6 +99,40 @@ async def test_clients_that_go_before_their_answer_comes_hold_no_connection(how:
         while server._connections:
             await asyncio.sleep(0.01)
     await server.stop()
+
+
+TARGETS = [
+    (b"GET /ping", 200),
+    (b"GET http://other.example/ping", 200),
+    (b"GET HTTPS://other.example:8000/ping?x=http://y", 200),
+    (b"GET http://user@[::1]:80/%70ing", 200),
+    (b"GET http://other.example/v1/models", 200),
+    (b"GET http://other.example/v1/models", 401),
+    (b"GET http://other.example/v1/models?/health", 401),
+    (b"GET http://other.example/ready?level=all", 400),
+    (b"GET http://other.example", 200),  # the page
+    (b"GET http://other.example?x", 200),
+    (b"POST http://other.example/ping", 405),
+    (b"GET http://other.example/nothing", 404),
+    (b"GET http:///ping", 404),  # no host
+    (b"GET http:/ping", 404),
+    (b"GET http://other.example%2Fping", 200),  # the page of a strange host
+    (b"GET ftp://other.example/ping", 404),
+    (b"GET //other.example/ping", 404),
+    (b"OPTIONS *", 404),
+]
+
+
+async def test_a_target_may_be_a_whole_url() -> None:
+    """As a proxy's clients send it; what asks for a key asks for it however it is named."""
+    async with running(FakeClient(), api_key=("k",)) as server:
+        for target, status in TARGETS:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            key = b"" if status == 401 else b"x-api-key: k\r\n"
+            writer.write(target + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n")
+            head = await reader.readuntil(b"\r\n")
+            assert head.split()[1] == str(status).encode(), target
+            writer.close()
 
 
 @pytest.mark.parametrize("reads", [False, True])

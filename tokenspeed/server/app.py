@@ -12,7 +12,7 @@ from tokenspeed.server.asgi import send_json
 from tokenspeed.server.calls import CALLS, CallEndpoint
 from tokenspeed.server.cors import with_cors
 from tokenspeed.server.info import Endpoint, info_routes
-from tokenspeed.server.middleware import Authenticate, LimitHead, Observe
+from tokenspeed.server.middleware import Authenticate, LimitHead, Observe, OriginForm
 from tokenspeed.server.page_routes import page_routes
 from tokenspeed.server.state import ServerState
 
@@ -26,7 +26,7 @@ def create_app(state: ServerState) -> ASGIApp:
     routes.append(Route(openapi.PATH, Endpoint(state, {"GET": _openapi}), methods=["GET"]))
     router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys, state.shared.places), server.max_header_bytes)
-    return with_cors(server, Observe(app, state.metrics, server))
+    return with_cors(server, OriginForm(Observe(app, state.metrics, server)))
 
 
 async def _openapi(state: ServerState, scope: Scope, send: Send) -> None:

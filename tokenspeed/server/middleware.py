@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,6 +27,7 @@ from tokenspeed.server_config import ServerConfig
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
 
+_ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _REASONS = {404: "Not found: {method} {path}", 405: "{method} is not allowed on {path}"}
 CLIENT_CLOSED = 499
@@ -95,6 +97,24 @@ def _path(scope: Scope) -> str:
     """The path as the routes know it."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+class OriginForm:
+    """Takes a target that is a whole URL, as clients of proxies send it, for the path that it names
+    (RFC 9112, 3.2.2). Whose host it names is no matter here.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw: bytes = scope.get("raw_path") or b""
+            prefix = _ABSOLUTE.match(raw)
+            if prefix is not None:
+                raw = raw[prefix.end() :] or b"/"
+                scope = {**scope, "raw_path": raw, "path": unquote(raw.decode("ascii"))}
+        await self._app(scope, receive, send)
 
 
 class Observe:
