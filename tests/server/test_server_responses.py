@@ -251,6 +251,15 @@ async def test_refusals_name_the_field_of_this_api(ask: Asker) -> None:
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
 
+async def test_an_input_of_reasoning_without_text_is_told_from_an_empty_one(ask: Asker) -> None:
+    blank = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    for items, why in (([], "input is an empty list"), ([blank, blank], "only reasoning items")):
+        error = refused(await respond(ask, input=items))
+        assert why in error["message"] and error["param"] == "input"
+    for extra in ({"instructions": "Go on."}, {"input": [blank, {"role": "user", "content": "x"}]}):
+        assert (await respond(ask, **{"input": [blank]} | extra)).status_code == 200
+
+
 async def test_a_failed_stream_ends_with_a_failed_response(ask: Asker) -> None:
     ask.engine.die_after = 3
     events = told(await respond(ask, stream=True))

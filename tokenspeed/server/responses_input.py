@@ -40,6 +40,8 @@ def chat_request(
     messages = _messages(items, num_earlier)
     if request.instructions is not None:
         messages = [{"role": "system", "content": request.instructions}, *messages]
+    if items and not messages:
+        raise bad_request("input has only reasoning items without text: add a message", "input")
     fields["tool_choice"] = _tool_choice(request.tool_choice)
     chat = ChatRequest(
         messages=messages,
