@@ -14,7 +14,7 @@ from tokenspeed.kernels import native, tuning
 from tokenspeed.kernels.linear import install, kernels, linear, onednn, uninstall
 from tokenspeed.kernels.linear_cpu import Linear
 from tokenspeed.kernels.native import BuildError
-from tokenspeed.kernels.tuning import Choice, Entry, LinearTable
+from tokenspeed.kernels.tuning import LinearChoice, LinearEntry, LinearTable
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_table_chooses_by_shape_and_tokens() -> None:
 
         return kernel
 
-    entry = Entry(92, 48, (Choice(2, "rows"), Choice(8, "onednn")))
+    entry = LinearEntry(92, 48, (LinearChoice(2, "rows"), LinearChoice(8, "onednn")))
     install(LinearTable({}, (entry,)), {"rows": named("rows"), "onednn": named("onednn")})
     for num_tokens in (1, 2, 3, 8, 9):
         x, w, bias = operands(num_tokens)
@@ -135,7 +135,9 @@ def test_tables_of_several_models_are_joined_and_the_first_stays() -> None:
         return lambda x, w, bias: x.new_full((x.shape[0], w.shape[0]), value)
 
     def table(*shapes: tuple[int, int]) -> LinearTable:
-        return LinearTable({}, tuple(Entry(*shape, (Choice(8, "rows"),)) for shape in shapes))
+        return LinearTable(
+            {}, tuple(LinearEntry(*shape, (LinearChoice(8, "rows"),)) for shape in shapes)
+        )
 
     x, w, _ = operands(3)
     install(table((92, 48)), {"rows": constant(1.0)})

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from tokenspeed.kernels import tuning
 from tokenspeed.kernels.linear_cpu import Linear
-from tokenspeed.kernels.tuning import Choice, Entry, LinearTable, default_table, linear_weights
+from tokenspeed.kernels.tuning import (
+    LinearChoice,
+    LinearEntry,
+    LinearTable,
+    default_table,
+    linear_weights,
+)
 
 SHAPE = (64, 32)
 
@@ -33,7 +39,7 @@ class Clock:
         return run
 
 
-def tuned(monkeypatch: pytest.MonkeyPatch, **seconds: Sequence[float]) -> tuple[Choice, ...]:
+def tuned(monkeypatch: pytest.MonkeyPatch, **seconds: Sequence[float]) -> tuple[LinearChoice, ...]:
     clock = Clock()
     monkeypatch.setattr(tuning, "time", clock)
     monkeypatch.setattr(tuning, "_SAMPLE_BYTES", 1)
@@ -51,13 +57,15 @@ def test_the_fastest_is_chosen_and_neighbours_are_merged(monkeypatch: pytest.Mon
         torch=[2, 2, 2, 2, 3, 4, 4, 4, 4],
         onednn=[3, 3, 3, 3, 3, 3, 3, 3, 5],
     )
-    assert choices == (Choice(16, "rows"), Choice(128, "onednn")), "torch has what is above"
+    assert choices == (LinearChoice(16, "rows"), LinearChoice(128, "onednn")), (
+        "torch has what is above"
+    )
 
 
 def test_a_small_lead_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = [1.0] * len(tuning.TOKENS)
     choices = tuned(monkeypatch, rows=flat, torch=[0.97] * len(flat), onednn=[0.96] * len(flat))
-    assert choices == (Choice(128, "rows"),), "rows is not tried with more"
+    assert choices == (LinearChoice(128, "rows"),), "rows is not tried with more"
 
 
 def test_a_disturbed_sample_does_not_tear_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +74,7 @@ def test_a_disturbed_sample_does_not_tear_rows_apart(monkeypatch: pytest.MonkeyP
         rows=[1.2, 1, 1, 3, 1, 1, 2.5, 4, 0],
         torch=[1.0, 2, 2, 2, 2, 2, 2.0, 2, 2],
     )
-    assert choices == (Choice(32, "rows"),)
+    assert choices == (LinearChoice(32, "rows"),)
 
 
 def test_rows_that_never_lead_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +104,7 @@ def test_rounds_stop_before_the_budget_and_keep_the_fastest(
     kernels = {"rows": rows, "torch": clock.kernel([2.0] * len(tuning.TOKENS))}
     table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, kernels, budget_s=90.0)
     assert calls == 16, "rounds of 42 and 26 seconds: a third would end past 90"
-    assert table.by_shape()[SHAPE] == (Choice(128, "rows"),)
+    assert table.by_shape()[SHAPE] == (LinearChoice(128, "rows"),)
 
 
 def test_what_the_budget_does_not_reach_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +114,7 @@ def test_what_the_budget_does_not_reach_is_left_to_torch(monkeypatch: pytest.Mon
     rows, torch_ = ([seconds] * len(tuning.TOKENS) for seconds in (1.0, 2.0))
     kernels = {"rows": clock.kernel(rows), "torch": clock.kernel(torch_)}
     table = tuning.tune({SHAPE: [torch.randn(SHAPE)]}, kernels, budget_s=8.0)
-    assert table.by_shape()[SHAPE] == (Choice(4, "rows"),)
+    assert table.by_shape()[SHAPE] == (LinearChoice(4, "rows"),)
     assert clock.now == 9.0
 
 
@@ -171,4 +179,4 @@ def test_what_is_no_table_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("sizes", [(0, 32), (64, -1), (1 << 40, 32)])
 def test_sizes_of_a_table_are_bounded(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError):
-        LinearTable.from_json(LinearTable({}, (Entry(*sizes, ()),)).to_json())
+        LinearTable.from_json(LinearTable({}, (LinearEntry(*sizes, ()),)).to_json())

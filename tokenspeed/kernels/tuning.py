@@ -44,28 +44,28 @@ _MAX_TOKENS = 1 << 24
 _MAX_SIZE = 1 << 31
 
 
-class Choice(msgspec.Struct, frozen=True):
+class LinearChoice(msgspec.Struct, frozen=True):
     """Up to `max_tokens` tokens, and above the choice before, run `kernel`."""
 
     max_tokens: int
     kernel: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LinearEntry(msgspec.Struct, frozen=True):
     """The choices for a weight [num_rows, size], ascending in tokens."""
 
     num_rows: int
     size: int
-    choices: tuple[Choice, ...]
+    choices: tuple[LinearChoice, ...]
 
 
 class LinearTable(msgspec.Struct, frozen=True):
     """Entries, and the facts under which they were measured (none, if they were not)."""
 
     facts: dict[str, str | int]
-    entries: tuple[Entry, ...]
+    entries: tuple[LinearEntry, ...]
 
-    def by_shape(self) -> dict[Shape, tuple[Choice, ...]]:
+    def by_shape(self) -> dict[Shape, tuple[LinearChoice, ...]]:
         return {(entry.num_rows, entry.size): entry.choices for entry in self.entries}
 
     def to_json(self) -> bytes:
@@ -119,8 +119,8 @@ def linear_weights(tensors: Iterable[Tensor]) -> dict[Shape, list[Tensor]]:
 
 def default_table(shapes: Iterable[Shape]) -> LinearTable:
     """What to assume of a machine that was not measured."""
-    choices = (Choice(_ROWS_UNTIL, "rows"),)
-    return LinearTable({}, tuple(Entry(*shape, choices) for shape in sorted(set(shapes))))
+    choices = (LinearChoice(_ROWS_UNTIL, "rows"),)
+    return LinearTable({}, tuple(LinearEntry(*shape, choices) for shape in sorted(set(shapes))))
 
 
 def tune(
@@ -148,7 +148,7 @@ def tune(
             {k: best[shape, n, k] for k in _PREFERRED if (shape, n, k) in best}
             for n in TOKENS[:measured]
         ]
-        entries.append(Entry(*shape, _choices(times)))
+        entries.append(LinearEntry(*shape, _choices(times)))
     return LinearTable(facts(kernels), tuple(entries))
 
 
@@ -180,15 +180,15 @@ def _sample(kernel: Linear, weights: Iterable[Tensor], shape: Shape, num_tokens:
     return max(time.perf_counter() - began, _TICK_S) / repeats
 
 
-def _choices(times: Sequence[Mapping[str, float]]) -> tuple[Choice, ...]:
+def _choices(times: Sequence[Mapping[str, float]]) -> tuple[LinearChoice, ...]:
     """The winners by token count, neighbours with one winner merged; torch's tail is left out."""
-    found: list[Choice] = []
+    found: list[LinearChoice] = []
     rows_end = _rows_end(times)
     for i, (num_tokens, seconds) in enumerate(zip(TOKENS, times, strict=False)):
         winner = "rows" if i < rows_end else _fastest(seconds)
         if found and found[-1].kernel == winner:
             found.pop()
-        found.append(Choice(num_tokens, winner))
+        found.append(LinearChoice(num_tokens, winner))
     if found[-1].kernel == "torch":
         found.pop()
     return tuple(found)
