@@ -188,6 +188,36 @@ deltas = st.lists(
 )
 
 
+one_or_more = st.lists(st.integers(0, 99), min_size=1, max_size=2)
+tokens_alone = st.builds(RequestDelta, request_id=st.just("a"), token_ids=one_or_more)
+steps = st.lists(
+    st.lists(st.tuples(st.sampled_from("abc"), tokens_alone | deltas.map(joined)), max_size=4),
+    max_size=5,
+)
+
+
+@given(steps)
+def test_what_travels_packed_arrives_the_same(steps: list[list[tuple[str, RequestDelta]]]) -> None:
+    sent: dict[str, list[RequestDelta]] = {}
+    news = attached._News()
+    for number, pairs in enumerate(steps):
+        named = [msgspec.structs.replace(each, request_id=id) for id, each in pairs]
+        for each in named:
+            sent.setdefault(each.request_id, []).append(each)
+        wire = msgspec.msgpack.encode(step(number, *named).packed())
+        news.add(msgspec.msgpack.decode(wire, type=StepOutputs))
+    assert {id: joined(each) for id, each in news.deltas.items()} == {
+        id: joined(each) for id, each in sent.items()
+    }
+
+
+def test_what_is_tokens_and_nothing_else_is_packed() -> None:
+    told = step(0, delta("a", 1), delta("b", 2, num_cached_tokens=3), delta("b", 4), delta("c", 5))
+    packed = told.packed()
+    assert (packed.ids, packed.tokens) == (["a", "c"], [1, 5])
+    assert packed.deltas == told.deltas[1:3], "none gets ahead of another of its request"
+
+
 @given(deltas, st.data())
 def test_joining_in_parts_is_joining_all(parts: list[RequestDelta], data: st.DataObject) -> None:
     parts[-1].finish_reason, parts[-1].stop_token = FinishReason.STOP, 5

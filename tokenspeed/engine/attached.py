@@ -168,17 +168,16 @@ class AttachedClient:
                 await asyncio.sleep(0)  # what was handed out can be written before there is more
 
     def _take(self, messages: list[FromEngine]) -> None:
-        deltas: dict[str, list[RequestDelta]] = {}
+        news = _News()
         for message in messages:
             if self.state == "dead":
                 return
             if isinstance(message, StepOutputs):
                 self._take_stats(message.stats)
-                for delta in message.deltas:
-                    deltas.setdefault(delta.request_id, []).append(delta)
+                news.add(message)
                 continue
-            self._hand_out(deltas)
-            deltas = {}
+            self._hand_out(news.deltas)
+            news = _News()
             if isinstance(message, Done):
                 self.commands.put(message)
             elif isinstance(message, Loading):
@@ -191,7 +190,7 @@ class AttachedClient:
                 self._settled.set()
             else:
                 self.note_death(message.message, is_refusal=message.is_refusal)
-        self._hand_out(deltas)
+        self._hand_out(news.deltas)
 
     def _take_stats(self, stats: Stats) -> None:
         before, self.stats, self.stats_at = self.stats, stats, time.monotonic()
@@ -210,3 +209,25 @@ class AttachedClient:
         if delta.finish_reason is not None:
             return self._sinks.pop(id, None)
         return self._sinks.get(id)
+
+
+class _News:
+    """What steps have brought, by request. Tokens that came with nothing else become one delta, to
+    which each is added when it comes: nothing is made for a token.
+    """
+
+    def __init__(self) -> None:
+        self.deltas: dict[str, list[RequestDelta]] = {}
+        self._runs: dict[str, list[int]] = {}
+        """Of requests whose latest delta is a run of tokens: its tokens."""
+
+    def add(self, outputs: StepOutputs) -> None:
+        for id, token in zip(outputs.ids, outputs.tokens, strict=True):
+            run = self._runs.get(id)
+            if run is None:
+                run = self._runs[id] = []
+                self.deltas.setdefault(id, []).append(RequestDelta(request_id=id, token_ids=run))
+            run.append(token)
+        for delta in outputs.deltas:
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+            self._runs.pop(delta.request_id, None)

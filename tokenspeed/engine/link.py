@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from tokenspeed.engine.messages import Attach, FromEngine, ToEngine, Unread
+from tokenspeed.engine.messages import Attach, FromEngine, StepOutputs, ToEngine, Unread
 from tokenspeed.log import logger
 
 FIRST_CLIENT_MS = 30_000
@@ -69,6 +69,8 @@ class EngineLink:
 
     def send(self, client: bytes, message: FromEngine) -> bool:
         """Send; False, and the client is forgotten, if it is gone."""
+        if isinstance(message, StepOutputs):
+            message = message.packed()
         try:
             self._socket.send_multipart([client, self._encoder.encode(message)])
         except zmq.ZMQError as error:

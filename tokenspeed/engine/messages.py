@@ -130,10 +130,32 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
-    """All deltas of one step: one message a step and HTTP process."""
+    """All deltas of one step: one message a step and HTTP process.
+
+    On the wire, those that are tokens and nothing else stand in two columns: `tokens[i]` is one
+    more token of the request `ids[i]`. Most are, and a process that serves hundreds of streams
+    reads them in a third of the time.
+    """
 
     deltas: list[RequestDelta]
     stats: Stats
+    ids: list[str] = []
+    tokens: list[int] = []
+
+    def packed(self) -> StepOutputs:
+        """The same as it travels. No delta of a request gets ahead of another one of it."""
+        ids, tokens, others = list(self.ids), list(self.tokens), []
+        passed: set[str] = set()
+        for delta in self.deltas:
+            id, token_ids = delta.request_id, delta.token_ids
+            is_next = token_ids and id not in passed
+            if is_next and delta == RequestDelta(request_id=id, token_ids=token_ids):
+                ids += [id] * len(token_ids)
+                tokens += token_ids
+            else:
+                passed.add(id)
+                others.append(delta)
+        return StepOutputs(others, self.stats, ids, tokens)
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
