@@ -20,6 +20,14 @@ def stream(tokenizer: Tokenizer, ids: list[int], prompt: list[int], skip: bool =
     return [*(detokenizer.push(id) for id in ids), detokenizer.finish()]
 
 
+def in_parts(
+    tokenizer: Tokenizer, ids: list[int], prompt: list[int], skip: bool, size: int
+) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, prompt, skip, kept_ids={1})
+    parts = [ids[at : at + size] for at in range(0, len(ids), size)]
+    return [text for part in parts for text in detokenizer.push_all(part)]
+
+
 def metaspace(drops_space: bool = True) -> Tokenizer:
     pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁Hi", "Hi", "é"]
     backend = Backend(
@@ -62,6 +70,37 @@ def test_stream_equals_whole_and_the_rust_decoder(
     whole = tokenizer.decode(ids, skip)
     assert "".join(stream(tokenizer, ids, [], skip)) == whole
     assert tokenizer._backend.decode(ids, skip_special_tokens=skip) == whole
+
+
+sizes = st.sampled_from([2, 3, 99])
+some_words = st.lists(st.sampled_from([0, 1, 2, 905, 30, 198, 49151]), max_size=12)
+any_ids = st.lists(st.integers(-1, 49153), max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=some_words | any_ids, prompt=any_ids, skip=st.booleans(), size=sizes)
+def test_tokens_together_have_the_texts_that_each_has(
+    tokenizer: Tokenizer, ids: list[int], prompt: list[int], skip: bool, size: int
+) -> None:
+    together = in_parts(tokenizer, ids, prompt, skip, size)
+    assert together == in_parts(tokenizer, ids, prompt, skip, 1)
+    detokenizer = Detokenizer(tokenizer, prompt, skip, kept_ids={1})
+    assert together == [detokenizer.push(id) for id in ids]
+
+
+@given(
+    ids=st.lists(st.sampled_from([1, 67, 197, 258, 259, 261]), max_size=9),
+    prompt=st.lists(st.sampled_from([1, 197, 260]), max_size=2),
+    drops_space=st.booleans(),
+    size=sizes,
+)
+def test_so_have_those_of_other_spellings(
+    ids: list[int], prompt: list[int], drops_space: bool, size: int
+) -> None:
+    for tokenizer in (metaspace(drops_space), word_piece()):
+        detokenizer = Detokenizer(tokenizer, prompt, kept_ids={1})
+        alone = [detokenizer.push(id) for id in ids]
+        assert in_parts(tokenizer, ids, prompt, True, size) == alone
 
 
 @settings(max_examples=200, deadline=None)

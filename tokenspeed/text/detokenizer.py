@@ -45,6 +45,20 @@ class Detokenizer:
         self._window = shown[-_WINDOW:]
         self._given = self._decode_window()
 
+    def push_all(self, ids: list[int]) -> list[str]:
+        """What `push` gives for each of them. Most tokens are whole characters."""
+        if self._is_between_characters:
+            texts = [*map(self._tokenizer.whole_texts.__getitem__, ids)]
+            if None not in texts:
+                return texts  # type: ignore[return-value]
+        return [self.push(id) for id in ids]
+
+    @property
+    def _is_between_characters(self) -> bool:
+        """Whether nothing that came before has a say in the next token's text."""
+        drops_space = self._at_start and self._tokenizer.drops_leading_space
+        return not (self._owed or drops_space or self._decoder.getstate()[0])
+
     def push(self, id: int) -> str:
         """The text that this token completes; "" while a character is unfinished."""
         if not self._is_shown(id):

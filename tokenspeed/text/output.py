@@ -1,13 +1,14 @@
 """From the engine's deltas to what a user sees: text, stop strings, and ids and logprobs cut alike.
 
-One `OutputText` follows one sequence, in the server and in `LLM`. Tokens are taken one by one, so
-the result does not depend on how many of them a delta holds.
+One `OutputText` follows one sequence, in the server and in `LLM`. The result does not depend on how
+many tokens a delta holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.text.detokenizer import Detokenizer
@@ -15,8 +16,7 @@ from tokenspeed.text.stop import StopMatcher
 from tokenspeed.text.tokenizer import Tokenizer
 
 
-@dataclass(kw_only=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, kw_only=True):
     """What one delta adds for the user. `token_ids` are those up to the end, including an
     end-of-sequence id and the tokens of a stop string; `text` shows neither unless asked to.
 
@@ -26,9 +26,9 @@ class TextDelta:
     """
 
     text: str = ""
-    texts: list[str] = field(default_factory=list, compare=False)
+    texts: list[str] = []
     """What each token added to it, and behind these, what the end did."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -62,17 +62,8 @@ class OutputText:
         """Take one engine delta; after the end, later ones add nothing."""
         if self._is_done:
             return TextDelta()
-        pieces: list[str] = []
-        matched: str | None = None
-        taken = 0
-        last = len(delta.token_ids) - 1
-        for index, id in enumerate(delta.token_ids):
-            ends_here = index == last and delta.stop_token == id
-            piece, matched = self._take(id, ends_here)
-            pieces.append(piece)
-            taken = index + 1
-            if matched is not None:
-                break
+        pieces, matched = self._cut(self._texts(delta))
+        taken = len(pieces)
         ended = delta.finish_reason is not None
         if ended and matched is None:
             piece, matched = self._flush()
@@ -88,11 +79,27 @@ class OutputText:
             must_abort=matched is not None and not ended,
         )
 
-    def _take(self, id: int, ends_here: bool) -> tuple[str, str | None]:
-        self._num_tokens += 1
-        if self._detokenizer is None or (ends_here and self._hides(id)):
-            return "", None
-        return self._match(self._detokenizer.push(id))
+    def _texts(self, delta: RequestDelta) -> list[str]:
+        """The text of each token."""
+        ids, end = delta.token_ids, delta.stop_token
+        if self._detokenizer is None:
+            return [""] * len(ids)
+        if end is not None and ids[-1:] == [end] and self._hides(end):
+            return [*self._detokenizer.push_all(ids[:-1]), ""]
+        return self._detokenizer.push_all(ids)
+
+    def _cut(self, texts: list[str]) -> tuple[list[str], str | None]:
+        """What each may show, up to the one that completes a stop string; and that string."""
+        if not self._params.stop:
+            return texts, None
+        pieces = []
+        for text in texts:
+            self._num_tokens += 1
+            piece, matched = self._match(text)
+            pieces.append(piece)
+            if matched is not None:
+                return pieces, matched
+        return pieces, None
 
     def _match(self, text: str) -> tuple[str, str | None]:
         """Stop strings count only in text that came after the first `min_tokens` tokens."""

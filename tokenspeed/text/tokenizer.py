@@ -54,6 +54,7 @@ class Tokenizer:
         self.vocab_size = self._vocabulary.size
         self.spelling: Spelling = self._vocabulary.spelling
         self.drops_leading_space = self._vocabulary.drops_leading_space
+        self.whole_texts = self._vocabulary.whole_texts
         self.chat_template = chat_template
         self.eos_token_ids = eos_token_ids
 

@@ -12,6 +12,7 @@ import enum
 import functools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -34,6 +35,7 @@ class Vocabulary:
         self._backend = backend
         added = backend.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {}
+        self.whole_texts: Mapping[int, str | None] = _WholeTexts(self)
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -59,6 +61,17 @@ class Vocabulary:
             found = self._bytes[id] = self._spelled_bytes(id)
         return found
 
+    def whole_text(self, id: int) -> str | None:
+        """What the token adds behind whole characters, whatever stands around it; None where that
+        is not certain: it is special, or has only a part of a character.
+        """
+        if id in self.special_ids or self.spelling is Spelling.OTHER:
+            return None
+        try:
+            return self.token_bytes(id).decode()
+        except UnicodeDecodeError:
+            return None
+
     def _spelled_bytes(self, id: int) -> bytes:
         if id in self._added:
             return self._added[id].encode()
@@ -70,6 +83,17 @@ class Vocabulary:
         if self.spelling is Spelling.METASPACE:
             return token.replace(_SPACE, " ").encode()
         return token.encode()
+
+
+class _WholeTexts(dict[int, str | None]):
+    """`Vocabulary.whole_text`, looked up without a call."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def __missing__(self, id: int) -> str | None:
+        found = self[id] = self._vocabulary.whole_text(id)
+        return found
 
 
 def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
