@@ -308,7 +308,7 @@ def _output(
         assert sample.finish_reason is not None, f"request {request.id} has no end"
         parser = reading.new_parser() if reading.new_parser else None
         answer = AnswerEvents(parser, one_call=reading.one_call)
-        events = answer.push([sample.text], 1, is_last=True)
+        events = answer.push(sample.text, is_last=True)
         outputs.append(
             CompletionOutput(
                 index=index,

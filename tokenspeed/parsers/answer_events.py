@@ -21,6 +21,7 @@ class AnswerEvents:
     """Follows one sample; no `parser`, and all of it is content. With `one_call`, calls but the
     first are left out.
 
+    Its text comes with `push` in any pieces, or with `push_tokens` token by token: then
     `num_reasoning_tokens` counts the tokens that showed nothing but reasoning, and those before
     them that showed nothing.
     """
@@ -33,23 +34,35 @@ class AnswerEvents:
         self.has_calls = False
         """A call is complete."""
 
-    def push(self, texts: Sequence[str], num_tokens: int, *, is_last: bool) -> list[Event]:
-        """The events of the next tokens: a text for each, and maybe one that the end added."""
+    def push(self, text: str, *, is_last: bool) -> list[Event]:
+        """The events of the next text."""
+        if self._parser is None:
+            return [ContentDelta(text)] if text else []
+        return self._noted([*self._parse(text), *(self._close() if is_last else ())])
+
+    def push_tokens(self, texts: Sequence[str], num_tokens: int, *, is_last: bool) -> list[Event]:
+        """Those of the next tokens: a text for each, and maybe one that the end added."""
+        if self._parser is None:
+            return self.push("".join(texts), is_last=is_last)
         found: list[Event] = []
         for number, text in enumerate(texts):
             self._num_pending += number < num_tokens
             self._count(events := self._parse(text))
             found += events
-        if is_last and self._parser is not None:
-            self._count(events := self._kept(self._parser.close()))
+        if is_last:
+            self._count(events := self._close())
             found += events
-        self.has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in found)
-        return merged(found)
+        return self._noted(found)
 
     def _parse(self, text: str) -> list[Event]:
-        if self._parser is None:
-            return [ContentDelta(text)] if text else []
-        return self._kept(self._parser.feed(text))
+        return self._kept(self._parser.feed(text)) if self._parser else []
+
+    def _close(self) -> list[Event]:
+        return self._kept(self._parser.close()) if self._parser else []
+
+    def _noted(self, events: list[Event]) -> list[Event]:
+        self.has_calls |= any(isinstance(each, CallEnd) and each.is_complete for each in events)
+        return merged(events)
 
     def _kept(self, events: list[Event]) -> list[Event]:
         if not self._one_call:

@@ -8,25 +8,23 @@ these is kept to the character.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+
+import msgspec
 
 
 class Malformed(Exception):
     """The text is not what the grammar expects: what has not become an event yet is content."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningDelta:
+class ReasoningDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
+class ContentDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(msgspec.Struct, frozen=True):
     """Call `index` (from 0) of the tool `name` begins; its arguments follow."""
 
     index: int
@@ -34,16 +32,14 @@ class CallStart:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta:
+class ArgumentsDelta(msgspec.Struct, frozen=True):
     """A piece of a call's arguments: joined, they are one JSON object if the call is complete."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(msgspec.Struct, frozen=True):
     """The call's last event. One that was cut or broke off is not complete."""
 
     index: int

@@ -59,7 +59,7 @@ class ChatAnswer:
 
     def choice(self, sample: Sample) -> ChatChoice:
         """The whole answer."""
-        events = self._parts.push([sample.text], 1, is_last=True)
+        events = self._parts.push(sample.text, is_last=True)
         parts = message_of(events)
         calls = [
             ToolCall(id=call.id, function=FunctionCall(call.name, call.arguments))
@@ -87,7 +87,7 @@ class ChatAnswer:
         chunks = [] if self._has_begun else [self._first()]
         deltas = [
             delta
-            for event in self._parts.push(new.texts, len(new.token_ids), is_last=is_last)
+            for event in self._parts.push(new.text, is_last=is_last)
             if (delta := self._delta(event)) is not None
         ]
         wants_tokens = self._request.return_token_ids or self._request.logprobs

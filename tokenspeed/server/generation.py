@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
 from itertools import chain
 from types import TracebackType
 
 import msgspec
+from msgspec.structs import replace
 
 from tokenspeed.engine.deltas import joined
 from tokenspeed.request import (
@@ -30,8 +30,7 @@ from tokenspeed.text.output import OutputText, Sample, TextDelta
 from tokenspeed.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one delta added to the sample `index`, as text and as tokens."""
 
     index: int
@@ -203,7 +202,7 @@ class _PromptScores:
         if scores is None or piece.index in self._told:
             return piece
         self._told.add(piece.index)
-        return replace(piece, raw=msgspec.structs.replace(piece.raw, prompt_logprobs=scores))
+        return replace(piece, raw=replace(piece.raw, prompt_logprobs=scores))
 
 
 class _Running:

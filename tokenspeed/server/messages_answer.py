@@ -71,7 +71,7 @@ class MessageWriter:
             events.append(MessageStart(message=copy.copy(self.message)))
         self._finish_reason, self._stop_reason = str(new.finish_reason or ""), new.stop_reason
         is_last = new.finish_reason is not None
-        for part in self._parts.push(new.texts, len(new.token_ids), is_last=is_last):
+        for part in self._parts.push(new.text, is_last=is_last):
             events += self._part(part)
         return events
 

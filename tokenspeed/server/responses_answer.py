@@ -91,7 +91,7 @@ class ResponseWriter:
             self._entries += shown.content
         self._finish_reason = str(new.finish_reason or "")
         is_last = new.finish_reason is not None
-        parts = self._parts.push(new.texts, len(new.token_ids), is_last=is_last)
+        parts = self._parts.push_tokens(new.texts, len(new.token_ids), is_last=is_last)
         return [event for part in parts for event in self._part(part)]
 
     def end(self, count: UsageCount) -> list[ResponseEvent]:
