@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from server_fakes import Asker, FakeClient, make_state
 
 from tokenspeed.engine.messages import Stats
+from tokenspeed.server.metrics import RepeatingHistogram
 from tokenspeed.timeline import Timing
 
 GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info
@@ -139,6 +143,24 @@ async def test_steps_are_observed_as_they_come(ask: Asker) -> None:
     label = (("model_name", "m"),)
     assert found["iteration_tokens_total_count", label] == 3
     assert found["iteration_tokens_total_sum", label] == 9
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 1.5, 9.0]), st.integers(0, 5))))
+def test_a_value_may_be_counted_several_times(values: list[tuple[float, int]]) -> None:
+    fast, slow = (
+        RepeatingHistogram("x", "x", registry=CollectorRegistry(), buckets=(0.5, 1.0))
+        for _ in range(2)
+    )
+    for value, count in values:
+        fast.observe_times(value, count)
+        for _ in range(count):
+            slow.observe(value)
+
+    def shown(histogram: RepeatingHistogram) -> list[tuple[str, dict[str, str], float]]:
+        (metric,) = histogram.collect()
+        return [each[:3] for each in metric.samples if not each.name.endswith("_created")]
+
+    assert shown(fast) == shown(slow)
 
 
 async def test_an_engine_that_hangs_shows_it(ask: Asker) -> None:

@@ -60,8 +60,10 @@ class RequestTimer:
         """A delta arrived, which brought `num_tokens` to the output; the gap before several that
         come together counts once for each.
         """
-        self._timing = delta.timing or self._timing
-        self._num_cached = max(self._num_cached, delta.num_cached_tokens)
+        if delta.timing is not None:
+            self._timing = delta.timing
+        if delta.num_cached_tokens > self._num_cached:
+            self._num_cached = delta.num_cached_tokens
         if num_tokens == 0:
             return
         now = time.monotonic()
@@ -69,8 +71,7 @@ class RequestTimer:
             self._first = now
             self._metrics.first_token_s.observe(now - self._began)
         else:
-            for _ in range(num_tokens):
-                self._metrics.token_gap_s.observe((now - self._latest) / num_tokens)
+            self._metrics.token_gap_s.observe_times((now - self._latest) / num_tokens, num_tokens)
         self.num_generated += num_tokens
         self._latest = now
 
