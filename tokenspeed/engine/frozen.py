@@ -1,5 +1,5 @@
-"""What lives as long as an engine is left out of garbage collections: one that walks it all takes
-0.3 s, between two steps.
+"""What lives as long as an engine or a server is left out of garbage collections: one that walks it
+all takes 0.3 s in an engine, between two steps, and 0.1 s in an HTTP process, for all its streams.
 """
 
 from __future__ import annotations

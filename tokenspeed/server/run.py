@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 
 from tokenspeed.config import Config, ModelConfig
 from tokenspeed.engine.attached import AttachedClient, EngineDead, EngineRefused
+from tokenspeed.engine.frozen import freeze_for, thaw
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.parsers.chat_plan import parser_names
@@ -86,6 +87,7 @@ async def run_server(
             logger.error("%s", error)
             return 1
         finally:
+            thaw(state)
             await siblings.close()
             await client.close()
             await server.stop()
@@ -151,6 +153,7 @@ async def _start_up(
     _, tools = parser_names(state.config.output, text, text.tool_template)
     logger.info("reasoning is parsed as %s, tool calls as %s", reasoning, tools)
     state.text = text
+    freeze_for(state)
     siblings.note_started(Started(state.client.phases.phases))
     ready = state.client.ready
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenspeed.engine.attached import AttachedClient, EngineDead
+from tokenspeed.engine.frozen import freeze_for
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.server.app import create_app
@@ -93,6 +94,7 @@ async def _serve(
     if signals.first.is_set():
         return 0
     state.text = loading.result()
+    freeze_for(state)
     address = (orders.host, orders.port, *orders.flow)
     listener = join(orders.family, address, settings.write_timeout)
     server = HttpServer(create_app(state), listener, settings, tls)
