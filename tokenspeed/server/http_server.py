@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hypercorn.asyncio.tcp_server import TCPServer
@@ -20,7 +20,7 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.typing import LifespanState
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope, Send
 
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import ClientGone
@@ -33,6 +33,8 @@ CLOSE_S = 3.0
 """How long connections may take to close when the server stops."""
 BEHIND_BYTES = 1 << 16
 """A connection that has more than this to send is behind: its writers wait."""
+_FRAMED = {b"content-length", b"transfer-encoding"}
+"""Headers without which an answer over HTTP/1.1 comes in chunks."""
 LOOKS = 8
 """While they wait, a stall is looked for so many times in its limit."""
 
@@ -51,7 +53,7 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._stall_s = limits.write_timeout
-        self._app = _limited(app, self._stall_s)
+        self._app = app
         self._settings = _settings(limits)
         self._tls = tls
         self._context = WorkerContext(None)
@@ -106,11 +108,21 @@ class HttpServer:
 class _Connection(TCPServer):
     """Writes without waiting while the client keeps up."""
 
-    def __init__(self, *args: Any, stall_s: float) -> None:
-        super().__init__(*args)
+    def __init__(self, app: ASGIApp, *args: Any, stall_s: float) -> None:
+        respond: Any = self._respond
+        super().__init__(respond, *args)
+        self._app = app
         self._stall_s = stall_s
         self._num_written = 0
         self._is_left = False
+
+    async def _respond(self, scope: Any, receive: Any, send: Any, *_: Any) -> None:
+        """The application as Hypercorn calls it."""
+        if scope.get("http_version") == "2":
+            send = _limited(send, self._stall_s)
+        elif scope["type"] == "http":
+            send = _ChunkedSend(scope, send, self._write)
+        await self._app(scope, receive, send)
 
     async def _read_data(self) -> None:
         """Once the client has gone, nothing is idle: Hypercorn would keep the connection for as
@@ -123,12 +135,15 @@ class _Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, Updated) and self._is_left:
             return  # what was asked before it went has been answered: that is no idle client
-        if not isinstance(event, RawData):
+        if isinstance(event, RawData):
+            await self._write(event.data)
+        else:
             await super().protocol_send(event)
-            return
+
+    async def _write(self, data: bytes) -> None:
         try:
-            self.writer.write(event.data)
-            self._num_written += len(event.data)
+            self.writer.write(data)
+            self._num_written += len(data)
             if self.writer.transport.get_write_buffer_size() > BEHIND_BYTES:
                 await self._catch_up()
         except (ConnectionError, RuntimeError):
@@ -158,22 +173,43 @@ class _Connection(TCPServer):
         return self._num_written - self.writer.transport.get_write_buffer_size()
 
 
-def _limited(app: ASGIApp, stall_s: float) -> Any:
-    """`app` as Hypercorn calls it. Over HTTP/2 a client can also stall one stream alone, by flow
-    control: then a single write takes too long.
+class _ChunkedSend:
+    """Sends an answer. The parts of a stream over HTTP/1.1 go to the socket at once: five layers of
+    Hypercorn and h11 would only put the same chunk's frame around each, and know no other state
+    after it than before.
     """
 
-    async def call(scope: Scope, receive: Receive, send: Send, *_: Callable[..., Any]) -> None:
-        async def limited(message: Message) -> None:
-            try:
-                async with asyncio.timeout(stall_s):
-                    await send(message)
-            except TimeoutError:
-                raise ClientGone(f"did not read for {stall_s:g} s") from None
+    def __init__(self, scope: Scope, send: Send, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._send, self._write = send, write
+        self._may_be_chunked = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+        self._is_chunked = False
 
-        await app(scope, receive, limited if scope.get("http_version") == "2" else send)
+    async def __call__(self, message: Message) -> None:
+        if self._is_chunked and message["type"] == "http.response.body":
+            if message.get("more_body") and (body := message["body"]):
+                await self._write(b"%x\r\n%b\r\n" % (len(body), body))
+                return
+            self._is_chunked = False
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            has_body = message["status"] == 200
+            self._is_chunked = self._may_be_chunked and has_body and not names & _FRAMED
 
-    return call
+
+def _limited(send: Send, stall_s: float) -> Send:
+    """`send` over HTTP/2, where a client can also stall one stream alone, by flow control: then a
+    single write takes too long.
+    """
+
+    async def limited(message: Message) -> None:
+        try:
+            async with asyncio.timeout(stall_s):
+                await send(message)
+        except TimeoutError:
+            raise ClientGone(f"did not read for {stall_s:g} s") from None
+
+    return limited
 
 
 def _settings(limits: ServerConfig) -> HypercornConfig:
