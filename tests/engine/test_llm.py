@@ -18,7 +18,7 @@ import pytest
 
 import tokenspeed
 from tokenspeed import LLM, SamplingParams
-from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.constraint import MAX_GRAMMAR_CHARS, StructuredOutputs
 from tokenspeed.options import ConfigError
 from tokenspeed.request import InvalidRequest, RequestDelta
 from tokenspeed.text.output import Sample, TextDelta
@@ -252,6 +252,7 @@ def test_answers_of_chats_are_taken_apart(smollm2: LLM) -> None:
         "required": ["city"],
         "additionalProperties": False,
     }
+    tool: dict[str, Any]
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
     chat: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather in Oslo?"}]
     params = SamplingParams(temperature=0.0, max_tokens=60)
@@ -279,6 +280,9 @@ def test_answers_of_chats_are_taken_apart(smollm2: LLM) -> None:
         )
     with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
         smollm2.chat(chat, params, tool_choice="required")
+    tool["function"]["parameters"] = schema | {"description": "x" * MAX_GRAMMAR_CHARS}
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_GRAMMAR_CHARS}"):
+        smollm2.chat(chat[:1], params, tools=[tool], **forced)
     with pytest.raises(InvalidRequest, match="does not read 'enable_thinking'"):
         smollm2.chat(chat[:1], params, chat_template_kwargs={"enable_thinking": True})
 

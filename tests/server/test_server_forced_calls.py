@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from server_fakes import EOS, TOKENIZER, VOCAB_SIZE, refused
+from server_fakes import CHAT, EOS, TOKENIZER, VOCAB_SIZE, refused
 from test_server_text import events
 from tool_fakes import CODER, KIMI, OPENING, QWEN, as_folded, asking, folded
 
-from tokenspeed.constraint import StructuredOutputs
+from tokenspeed.constraint import MAX_GRAMMAR_CHARS, StructuredOutputs
 from tokenspeed.structured.grammar import compile_grammar
 from tokenspeed.structured.matcher import GrammarState, num_words
 from tokenspeed.structured.tokens import token_table
@@ -144,3 +144,38 @@ async def test_what_cannot_be_forced_is_said() -> None:
         )
         assert error["param"] == "tools" and "one of them" in error["message"]
         assert (await ask.chat(tools=bad)).status_code == 200
+
+
+@pytest.mark.parametrize("choice", ["required", "named", "strict"])
+async def test_tools_that_are_too_large_to_be_forced_are_refused(choice: str) -> None:
+    """On each API; where nothing holds their calls to them, they are taken."""
+    large = {"type": "object", "properties": {}, "description": "x" * MAX_GRAMMAR_CHARS}
+    function = {"name": "f", "parameters": large, "strict": choice == "strict"}
+    flat = {"type": "function", **function}
+    theirs = {"name": "f", "input_schema": large, "strict": choice == "strict"}
+    named = {"type": "function", "name": "f"}
+    messages = [{"role": "user", "content": "Hi"}]
+    forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        CHAT: (
+            {"messages": messages, "tools": [{"type": "function", "function": function}]},
+            {"named": {"type": "function", "function": {"name": "f"}}, "required": "required"},
+        ),
+        "/v1/responses": (
+            {"input": "Hi", "tools": [flat]},
+            {"named": named, "required": "required"},
+        ),
+        "/v1/messages": (
+            {"messages": messages, "max_tokens": 4, "tools": [theirs]},
+            {"named": {"type": "tool", "name": "f"}, "required": {"type": "any"}},
+        ),
+    }
+    async with asking(template=QWEN.replace("{{ tool | tojson }}", "a tool")) as ask:
+        for path, (body, choices) in forms.items():
+            forced = {"tool_choice": choices[choice]} if choice in choices else {}
+            answer = await ask.http.post(path, json=body | forced)
+            assert answer.status_code == 400, (path, answer.text)
+            assert f"at most {MAX_GRAMMAR_CHARS}" in answer.json()["error"]["message"]
+            if path == CHAT:
+                assert refused(answer)["param"] == "tools"
+            if not function["strict"]:
+                assert (await ask.http.post(path, json=body)).status_code == 200

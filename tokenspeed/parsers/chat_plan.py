@@ -156,7 +156,9 @@ def plan_chat(config: OutputConfig, text: TextSide, chat: Chat) -> ChatPlan:
 
 
 def _demand(form: OutputFormat, choice: ToolChoice, chat: Chat) -> StructuredOutputs | None:
-    """Nothing but calls, where one is forced; no call that breaks a schema, where it is strict."""
+    """Nothing but calls, where one is forced; no call that breaks a schema, where it is strict.
+    Raises InvalidRequest.
+    """
     if not (choice.forced or choice.strict):
         return None
     spelling = form.tools.spelling if form.tools else None
@@ -174,7 +176,10 @@ def _demand(form: OutputFormat, choice: ToolChoice, chat: Chat) -> StructuredOut
         required=bool(choice.forced),
         parallel=chat.parallel_tool_calls and not (is_one or form.is_harmony),
     )
-    return StructuredOutputs(tool_calls=calls)
+    try:
+        return StructuredOutputs(tool_calls=calls)
+    except ValueError as error:  # such as schemas that are too large
+        raise InvalidRequest(f"tools cannot be held to their schemas: {error}", "tools") from None
 
 
 def _schema(choice: ToolChoice, name: str) -> str:
