@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from tokenspeed.request import InvalidRequest, SamplingParams
+from tokenspeed.request import (
+    InvalidRequest,
+    SamplingParams,
+    params_of_prompt,
+    params_of_samples,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,6 +54,18 @@ def test_one_stop_string_is_one() -> None:
 def test_min_tokens_above_max_tokens() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        params_of_prompt(SamplingParams(min_tokens=4), 3)
+
+
+def test_parameters_of_prompts_and_samples_are_as_if_made_anew() -> None:
+    common = {"logit_bias": {3: 1.0}, "stop": ("a",), "bad_token_ids": ((1, 2),), "min_tokens": 1}
+    given = SamplingParams(n=3, prompt_logprobs=2, **common)  # type: ignore[arg-type]
+    first, *others = params_of_samples(params_of_prompt(given, 5), 3)
+    made = SamplingParams(max_tokens=5, prompt_logprobs=2, **common)  # type: ignore[arg-type]
+    assert first == made
+    assert others == [msgspec.structs.replace(made, prompt_logprobs=None)] * 2
+    assert (given.n, given.max_tokens, given.prompt_logprobs) == (3, None, 2)
 
 
 @pytest.mark.parametrize(

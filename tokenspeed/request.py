@@ -6,6 +6,7 @@ torch.
 
 from __future__ import annotations
 
+import copy
 import enum
 
 import msgspec
@@ -100,11 +101,8 @@ class SamplingParams(
             msgspec.structs.force_setattr(self, name, value)
             if name in _BOUNDS and value is not None:
                 _check_bounds(name, value)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(
-                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens})",
-                "min_tokens",
-            )
+        if self.max_tokens is not None:
+            _check_min_tokens(self.min_tokens, self.max_tokens)
         if self.structured_outputs is not None:
             for name in ("ignore_eos", "min_tokens"):
                 if getattr(self, name):
@@ -202,6 +200,13 @@ def _check_bounds(name: str, value: float) -> None:
         raise InvalidRequest(f"{name} must be {bounds} {high}, got {value!s:.40}", name)
 
 
+def _check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens})", "min_tokens"
+        )
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate, as it travels to the engine; n samples are n of these.
 
@@ -240,8 +245,23 @@ def params_of_samples(params: SamplingParams, count: int) -> list[SamplingParams
     """What each of `count` samples of one prompt asks for. Only the first scores the prompt, which
     takes a prefill of its own: the prompt's log-probabilities are those of all its samples.
     """
-    unscored = msgspec.structs.replace(params, prompt_logprobs=None)
+    if params.prompt_logprobs is None:
+        return [params] * count
+    unscored = copy.copy(params)
+    msgspec.structs.force_setattr(unscored, "prompt_logprobs", None)
     return [params, *[unscored] * (count - 1)]
+
+
+def params_of_prompt(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    """`params` for each single sequence of a prompt that may be followed by `max_tokens`. Raises
+    InvalidRequest if that is less than `min_tokens`. All else has been checked, which takes long
+    for large parameters, and is not checked again for each of a thousand prompts.
+    """
+    _check_min_tokens(params.min_tokens, max_tokens)
+    one = copy.copy(params)
+    msgspec.structs.force_setattr(one, "n", 1)
+    msgspec.structs.force_setattr(one, "max_tokens", max_tokens)
+    return one
 
 
 def job_of(request_id: str) -> str:

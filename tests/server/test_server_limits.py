@@ -8,9 +8,11 @@ import logging
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from server_fakes import CHAT, COMPLETIONS, Asker, FakeClient, make_state, refused
 
+from tokenspeed.request import SamplingParams
 from tokenspeed.server import lifecycle
 from tokenspeed.server.lifecycle import until_engine_dies
 
@@ -51,6 +53,35 @@ async def test_counts_and_depth(
     assert f"--{name.replace('_', '-')}" in error["message"] and str(most) in error["message"]
     if name != "max_json_depth":
         assert error["param"] in bad
+    await ask.check_alive()
+
+
+async def test_large_parameters_are_checked_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many prompts they are for: a millisecond for each stopped all others for seconds."""
+    counts = {"checked": 0, "encoded": 0}
+    check, encode = SamplingParams._check_bans, msgspec.msgpack.encode
+
+    def count_checks(params: SamplingParams) -> None:
+        counts["checked"] += 1
+        check(params)
+
+    def count_encodings(value: Any) -> bytes:
+        counts["encoded"] += 1
+        return encode(value)
+
+    monkeypatch.setattr(SamplingParams, "_check_bans", count_checks)
+    monkeypatch.setattr(msgspec.msgpack, "encode", count_encodings)
+    ask, seen = asker(max_queued_tokens=1 << 20), []
+    words = [f"{number:03}" + "x" * 61 for number in range(128)]
+    body = {"bad_words": words, "prompt_logprobs": 1, "max_tokens": 1, "n": 2}
+    for prompts in (["a"], ["a" * size for size in range(1, 9)], ["a"] * 1000):
+        counts.update(checked=0, encoded=0)
+        answer = await ask.completion(prompt=prompts, **body)
+        assert answer.status_code == (200 if len(prompts) < 1000 else 400), answer.text
+        seen.append(tuple(counts.values()))
+    assert len(set(seen)) == 1, seen
     await ask.check_alive()
 
 

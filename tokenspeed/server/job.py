@@ -22,6 +22,7 @@ from tokenspeed.request import (
     InvalidRequest,
     SamplingParams,
     check_priority,
+    params_of_prompt,
     params_of_samples,
     resolve_max_tokens,
 )
@@ -97,9 +98,10 @@ def make_job(
     num_sequences = _num_sequences(state, len(prompts), params.n)
     room = ready.max_model_len - (params.max_tokens or default_max_tokens or 1)
     prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
-    limited = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
+    limits = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
+    limited = [params_of_prompt(params, limit) for limit in limits]
     model = state.model_name(fields.model)
-    num_tokens = sum(len(prompt.ids) + _size(params) for prompt in prompts) * params.n
+    num_tokens = (sum(len(each.ids) for each in prompts) + _size(params) * len(prompts)) * params.n
     place = state.reserve(num_sequences, num_tokens)
     job_id = prefix + uuid.uuid4().hex
     seed = state.draw_seed() if params.seed is None else params.seed
@@ -170,8 +172,8 @@ def _truncate(prompt: Prompt, kept: int | None, room: int) -> Prompt:
 
 def _limit(
     params: SamplingParams, prompt: Prompt, ready: Ready, field: str, default: int | None
-) -> SamplingParams:
-    """`params` of one sequence, with the number of tokens that it may generate."""
+) -> int:
+    """The number of tokens that a sequence of `prompt` may generate."""
     if not prompt.ids:
         raise bad_request(f"{field} has no tokens", field)
     if not 0 <= min(prompt.ids) <= max(prompt.ids) < ready.vocab_size:
@@ -184,7 +186,7 @@ def _limit(
         raise bad_request(str(error), field, error.code) from None
     if params.max_tokens is None and default is not None:
         limit = min(limit, default)
-    return msgspec.structs.replace(params, n=1, max_tokens=limit)
+    return limit
 
 
 async def write_down(state: ServerState, job: Job, write: Callable[[], T]) -> T:
