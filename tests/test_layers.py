@@ -75,7 +75,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/server/process.py": {"server.sibling"},
     "tokenspeed/server/serve.py": {"server.run"},
     "tokenspeed/server/siblings.py": {"server.process"},
-    "tokenspeed/structured/host.py": {"structured.template"},
+    "tokenspeed/structured/host.py": {"structured.zygote"},
 }
 """File -> modules that it names as strings: imported when they must be, or run as programs."""
 

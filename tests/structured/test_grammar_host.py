@@ -56,13 +56,13 @@ def test_another_one_is_started_when_it_is_gone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(hosts, "_RESTART_S", 0.1)
     host = GrammarHost(vocabulary)
     assert error_of(host, "a") is None
-    assert host._template is not None
-    process = host._template.result().process
+    assert host._zygote is not None
+    process = host._zygote.result().process
     process.kill()
     process.wait()
     assert error_of(host, "b") is None
-    assert host._template.result().process is not process
-    process = host._template.result().process
+    assert host._zygote.result().process is not process
+    process = host._zygote.result().process
     host.close()
     assert process.poll() is not None
 

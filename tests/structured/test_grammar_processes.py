@@ -46,10 +46,10 @@ def grammar_of(engine: Engine, form: dict[str, Any]) -> RemoteGrammar:
 
 
 def children() -> set[int]:
-    """The processes of grammars: grandchildren, all of one template."""
+    """The processes of grammars: grandchildren, all of one zygote."""
     found = set()
-    for template in _children_of(os.getpid()):
-        found |= _children_of(template)
+    for zygote in _children_of(os.getpid()):
+        found |= _children_of(zygote)
     return found
 
 
@@ -77,13 +77,13 @@ def test_rows_whose_masks_are_late_lose_nothing(
     assert engine.stats.preemptions > before + 8
 
 
-def test_processes_of_grammars_end_with_their_template(make_engine: Make) -> None:
+def test_processes_of_grammars_end_with_their_zygote(make_engine: Make) -> None:
     """Also where it is killed and can end nothing itself."""
     before, engine = children(), make_engine()
     run(engine, [ask("a", 0, DIGITS)])
     (follower,) = children() - before
-    (template,) = (each for each in _children_of(os.getpid()) if follower in _children_of(each))
-    os.kill(template, signal.SIGKILL)
+    (zygote,) = (each for each in _children_of(os.getpid()) if follower in _children_of(each))
+    os.kill(zygote, signal.SIGKILL)
     wait_for(lambda: not Path(f"/proc/{follower}").exists())
 
 

@@ -1,4 +1,4 @@
-"""The server's side of the processes of grammars: start the template, have followers forked."""
+"""The server's side of the processes of grammars: start the zygote, have followers forked."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tokenspeed.structured.orders import (
     Kill,
     Open,
     Slow,
-    ToTemplate,
+    ToZygote,
     Vocabulary,
 )
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.tokenizer import Tokenizer
 
-TEMPLATE = "tokenspeed.structured.template"
+ZYGOTE = "tokenspeed.structured.zygote"
 _RESTART_S = 2.0
 _NO_PROCESS = "grammars cannot be compiled now: no process for them can be started"
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -64,7 +64,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class _Template:
+class _Zygote:
     process: subprocess.Popen[bytes]
     control: socket.socket
     mask_bytes: int
@@ -78,35 +78,35 @@ class GrammarHost:
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
         self._numbers = itertools.count()
-        self._template: Future[_Template] | None = None
+        self._zygote: Future[_Zygote] | None = None
         self._started_at = 0.0
 
     def open(self, job: Job) -> Link | None:
         """A follower for `job`; None while there can be none yet. Raises InvalidRequest where there
         can be none at all.
         """
-        if self._template is None:
+        if self._zygote is None:
             self._start()
             return None
-        if not self._template.done():
+        if not self._zygote.done():
             return None
         try:
-            template = self._template.result()
+            zygote = self._zygote.result()
         except (InvalidRequest, ModelError) as error:
             raise InvalidRequest(str(error)) from None
         except Exception as error:
-            self._template = None
+            self._zygote = None
             logger.error("the process of grammars cannot be started", exc_info=error)
             raise InvalidRequest(_NO_PROCESS) from None
         try:
-            return self._open(template, msgspec.msgpack.encode(job))
+            return self._open(zygote, msgspec.msgpack.encode(job))
         except OSError as error:
             logger.error("no process for a grammar can be started", exc_info=error)
             raise InvalidRequest(_NO_PROCESS) from None
 
-    def _open(self, template: _Template, job: bytes) -> Link | None:
+    def _open(self, zygote: _Zygote, job: bytes) -> Link | None:
         number, (ours, theirs) = next(self._numbers), socket.socketpair()
-        board_bytes = HEADER_BYTES + ROWS * template.mask_bytes
+        board_bytes = HEADER_BYTES + ROWS * zygote.mask_bytes
         with (
             ours,
             theirs,
@@ -116,7 +116,7 @@ class GrammarHost:
             board = mmap.mmap(board_file, board_bytes)
             if not self._send(Open(number), [theirs.fileno(), job_file, board_file]):
                 return None
-            return Link(number, Connection(ours.detach()), board, template.mask_bytes)
+            return Link(number, Connection(ours.detach()), board, zygote.mask_bytes)
 
     def kill(self, link: Link) -> None:
         """End a follower, whatever it does."""
@@ -129,15 +129,15 @@ class GrammarHost:
 
     def close(self) -> None:
         """End all followers. May be called again."""
-        template, self._template = self._template, None
-        if template is not None and not template.exception():
-            _end(template.result())
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None and not zygote.exception():
+            _end(zygote.result())
 
-    def _send(self, order: ToTemplate, files: list[int] | None = None) -> bool:
-        if self._template is None or not self._template.done():
+    def _send(self, order: ToZygote, files: list[int] | None = None) -> bool:
+        if self._zygote is None or not self._zygote.done():
             return False
         try:
-            control = self._template.result().control
+            control = self._zygote.result().control
             socket.send_fds(control, [msgspec.msgpack.encode(order)], files or [])
         except OSError:
             logger.warning("the process of grammars is gone; another one is started")
@@ -149,16 +149,16 @@ class GrammarHost:
         if time.monotonic() - self._started_at < _RESTART_S:
             return
         self._started_at = time.monotonic()
-        future = self._template = Future()
+        future = self._zygote = Future()
 
         def run() -> None:
             try:
-                template = _spawn(self._vocabulary())
+                zygote = _spawn(self._vocabulary())
             except BaseException as error:
                 future.set_exception(error)
                 return
-            weakref.finalize(self, _end, template)
-            future.set_result(template)
+            weakref.finalize(self, _end, zygote)
+            future.set_result(zygote)
 
         Thread(target=run, name="start-grammars", daemon=True).start()
 
@@ -177,28 +177,28 @@ def vocabulary_of(
     )
 
 
-def _spawn(vocabulary: Vocabulary) -> _Template:
+def _spawn(vocabulary: Vocabulary) -> _Zygote:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with open_memory("vocabulary", msgspec.msgpack.encode(vocabulary)) as file, theirs:
         files = [theirs.fileno(), file]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", TEMPLATE, *map(str, files)],
+            [sys.executable, "-P", "-m", ZYGOTE, *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=files,
             env=os.environ | _QUIET,
         )
-    return _Template(process, ours, -(-vocabulary.vocab_size // 32) * 4)
+    return _Zygote(process, ours, -(-vocabulary.vocab_size // 32) * 4)
 
 
-def _end(template: _Template) -> None:
+def _end(zygote: _Zygote) -> None:
     """It ends its children, which takes no time."""
-    template.control.close()
+    zygote.control.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        template.process.wait(2.0)
+        zygote.process.wait(2.0)
         return
-    template.process.kill()
-    template.process.wait()
+    zygote.process.kill()
+    zygote.process.wait()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What is said between whoever serves grammars and their processes: typed msgpack, never pickle.
 
-    server --Vocabulary--> template          in a file, once
-    server --Open, Kill, Slow--> template    messages; Open comes with three files
+    server --Vocabulary--> zygote            in a file, once
+    server --Open, Kill, Slow--> zygote      messages; Open comes with three files
     server --Job--> follower                 in the first of these
     follower --Verdict--> server             when the grammar has been compiled, or cannot be
     server --Ask--> follower --Told--> server    one at a time; masks come by the third, the board
@@ -46,7 +46,7 @@ class Slow(msgspec.Struct, tag="slow", frozen=True, array_like=True):
     number: int
 
 
-ToTemplate = Open | Kill | Slow
+ToZygote = Open | Kill | Slow
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""The process that those of grammars are forked from: `python -m tokenspeed.structured.template`,
-started by a `GrammarHost`.
+"""The zygote, the process that those of grammars are forked from, started by a `GrammarHost`:
+`python -m tokenspeed.structured.zygote`.
 
 It loads the vocabulary once, so that a fork has it at once and for nothing, and does no other work:
 it can always end its children, and ends them all when its server is gone. One thread, so that a
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer as Backend
 
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.follower import end_with_parent, follow, limit_memory, run_deep
-from tokenspeed.structured.orders import Kill, Open, ToTemplate, Vocabulary
+from tokenspeed.structured.orders import Kill, Open, ToZygote, Vocabulary
 from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ _NICE = 10
 _MAX_MESSAGE = 1 << 10
 
 
-class _Template:
+class _Zygote:
     def __init__(self, control: socket.socket, table: TokenTable | str) -> None:
         self._control = control
         self._table = table
@@ -39,7 +39,7 @@ class _Template:
 
     def run(self) -> None:
         """Until the server is gone."""
-        decoder = msgspec.msgpack.Decoder(ToTemplate)
+        decoder = msgspec.msgpack.Decoder(ToZygote)
         while True:
             if select.select([self._control], [], [], _REAP_S)[0]:
                 message, files, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, 3)
@@ -50,7 +50,7 @@ class _Template:
         for number in [*self._children]:
             self._kill(number)
 
-    def _obey(self, order: ToTemplate, files: list[int]) -> None:
+    def _obey(self, order: ToZygote, files: list[int]) -> None:
         if isinstance(order, Open):
             self._fork(order.number, files)
         elif isinstance(order, Kill):
@@ -106,7 +106,7 @@ def main() -> None:
     table = _load(vocabulary)
     gc.collect()
     gc.freeze()
-    _Template(control, table).run()
+    _Zygote(control, table).run()
 
 
 if __name__ == "__main__":
