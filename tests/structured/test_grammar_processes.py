@@ -173,6 +173,52 @@ def test_processes_are_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
     assert all(each.error is None for each in outcomes.values())
 
 
+def test_a_process_that_is_asked_nothing_ends(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, in an engine that does nothing; and its grammar is compiled again."""
+    run(engine, [ask("warm", 1, DIGITS)])
+    pool = pool_of(engine)
+    for kept in [*pool._kept.values()]:
+        pool.drop(kept)
+    time.sleep(0.1)
+    before = children()
+    monkeypatch.setattr(pools, "KEEP_S", 0.1)
+    for _ in range(remote.MAX_PROCESSES + 2):
+        expected = tokens(run(engine, [ask("a", 1, DIGITS)]))
+        grammar = grammar_of(engine, DIGITS)
+        link = grammar._link
+        assert link is not None and children() > before
+        wait_for(link.connection.poll)  # it has hung up
+        assert grammar._link is link, "nobody has looked"
+        assert tokens(run(engine, [ask("a", 1, DIGITS)])) == expected
+        assert grammar_of(engine, DIGITS) is grammar and grammar._link is not link
+    assert not grammar.is_overdue
+    wait_for(lambda: children() <= before)
+    pool.drop(grammar)
+
+
+def test_a_request_outlives_the_process_that_was_asked_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the engine is paused."""
+    monkeypatch.setattr(pools, "KEEP_S", 0.2)
+    pool_of(engine).drop(grammar_of(engine, DIGITS))
+    expected = tokens(run(engine, mixed()))
+    outcomes = {each.id: Outcome() for each in mixed()}
+    for each in mixed():
+        engine.add(each)
+    num_steps = 0
+    while engine.has_work:
+        for delta in engine.step():
+            outcomes[delta.request_id].push(delta)
+        num_steps += 1
+        if num_steps in (4, 9):
+            time.sleep(0.5)
+    assert tokens(outcomes) == expected
+    pool_of(engine).drop(grammar_of(engine, DIGITS))
+
+
 def test_grammars_are_kept_within_bounds(engine: Engine) -> None:
     pool = pool_of(engine)
     first = grammar_of(engine, {"regex": "a{0}b"})

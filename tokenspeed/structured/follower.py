@@ -1,7 +1,8 @@
 """The process of one grammar, from its fork on: compile, then follow sequences and make masks.
 
 It works through what it is asked in order and counts what is done on the board, so that whoever has
-to end it knows at which sequence it was. It ends when its connection does.
+to end it knows at which sequence it was. It ends when its connection does, or when it is asked
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from llguidance import LLMatcher
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.grammar import compile_grammar
 from tokenspeed.structured.matcher import GrammarState, num_words
-from tokenspeed.structured.orders import HEADER_BYTES, Ask, Job, Place, Told, Verdict
+from tokenspeed.structured.orders import HEADER_BYTES, LAST, Ask, Job, Place, Told, Verdict
 from tokenspeed.structured.tokens import TokenTable
 
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +50,7 @@ def follow(connection: Connection, job_file: int, board_file: int, table: TokenT
         verdict = f"the grammar cannot be used: {type(error).__name__}"
     else:
         connection.send_bytes(msgspec.msgpack.encode(Verdict("")))
-        _Follower(matcher, table, board_file).serve(connection)
+        _Follower(matcher, table, board_file).serve(connection, LAST * job.keep_s)
         return
     connection.send_bytes(msgspec.msgpack.encode(Verdict(verdict)))
 
@@ -72,9 +73,10 @@ class _Follower:
         self._masks = np.frombuffer(board, np.int32, offset=HEADER_BYTES).reshape(-1, words)
         self._states: dict[int, GrammarState] = {}
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: Connection, last_s: float) -> None:
+        """Until the connection ends, or nothing is asked for `last_s`."""
         decoder = msgspec.msgpack.Decoder(Ask)
-        while True:
+        while connection.poll(last_s):
             try:
                 ask = decoder.decode(connection.recv_bytes())
             except EOFError:

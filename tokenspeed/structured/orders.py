@@ -19,6 +19,10 @@ from tokenspeed.constraint import StructuredOutputs
 ROWS = 64
 """Masks that are asked for at once, at most."""
 HEADER_BYTES = 64
+LAST = 1.25
+"""A process that is asked nothing ends by itself after so many times `keep_s`: later than it is
+asked for the last time, so that no question meets its end.
+"""
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +54,11 @@ ToZygote = Open | Kill | Slow
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`keep_s`: for how long a process that is asked nothing may be asked again."""
+
     asked: StructuredOutputs
     any_whitespace: bool
+    keep_s: float
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,9 @@ from tokenspeed.structured.remote import RemoteGrammar
 
 MAX_PROCESSES = 64
 MAX_KEPT = 32
-"""Grammars that nobody uses at the moment. One takes some megabytes."""
+"""Grammars that nobody uses at the moment. The process of one takes some megabytes."""
+KEEP_S = 300.0
+"""How long a process lives that is asked nothing. What came of it is remembered."""
 MAX_KEPT_CHARS = 1 << 20
 
 _Key = tuple[str, str, bool]
@@ -36,13 +38,15 @@ class GrammarPool:
         if asked.disable_any_whitespace is not None:
             any_whitespace = not asked.disable_any_whitespace
         key = (asked.kind, asked.text, any_whitespace)
+        for each in self._kept.values():
+            each.end_if_idle()
         grammar = self._kept.get(key)
         if grammar is not None and grammar.is_overdue:
             self.drop(grammar)
             grammar = None
         if grammar is None:
             self._drop_oldest()
-            job = Job(asked=asked, any_whitespace=any_whitespace)
+            job = Job(asked=asked, any_whitespace=any_whitespace, keep_s=KEEP_S)
             grammar = self._kept[key] = RemoteGrammar(self._host, job, self.deadline_s)
         self._kept.move_to_end(key)
         return grammar

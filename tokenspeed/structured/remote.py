@@ -56,6 +56,7 @@ class RemoteGrammar:
         self._ended: list[int] = []
         self._at = 0
         self._at_since = 0.0
+        """When the process was last given something to do, or had done a part of it."""
 
     @property
     def is_settled(self) -> bool:
@@ -91,6 +92,7 @@ class RemoteGrammar:
 
     def poll(self, may_open: bool = True) -> None:
         """`may_open`: whether there may be another process."""
+        self.end_if_idle()
         if self.error is None and self._link is None and may_open:
             self._open()
         if self.error is None and not self._is_compiled:
@@ -110,7 +112,20 @@ class RemoteGrammar:
         if link is not None:
             self._host.kill(link)
 
+    def end_if_idle(self) -> None:
+        """End a process that was asked nothing for `keep_s`; the next question begins a new one."""
+        idle_s = time.monotonic() - self._at_since
+        if not self.is_alive or self.is_busy or idle_s < self.job.keep_s:
+            return
+        self.close()
+        self._num_opened = 0
+        for follower in self.followers:
+            follower.begin_again()
+
     def _open(self) -> None:
+        self._at_since = time.monotonic()
+        if self._is_compiled:  # before
+            self._began_at = self._at_since
         self._is_compiled = self._is_slow = False
         try:
             self._link = self._host.open(self.job)
