@@ -267,6 +267,10 @@ def test_answers_of_chats_are_taken_apart(smollm2: LLM) -> None:
         assert json.loads(call.arguments)["city"] in ("Oslo", "Paris")
         chat.append(sample.message.to_dict())
         chat.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    for max_tokens in (3, 9, 18):
+        cut = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        sample = smollm2.chat(chat, cut, tools=[tool], **forced)[0].outputs[0]
+        assert sample.text and sample.finish_reason == "length" and not sample.message.content
     form = StructuredOutputs(json={"enum": ["yes", "no"]})
     (one,), (two,) = (
         smollm2.generate("Is it?", params),

@@ -89,6 +89,25 @@ async def test_forced_outputs_are_calls(name: str, choice: Any) -> None:
                 assert len(whole["calls"]) == 1
 
 
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_forced_call_that_is_cut_leaves_no_markup(name: str) -> None:
+    """Wherever it is cut: content is empty, and arguments are a beginning of the whole ones."""
+    fields = {"tools": TOOLS, "tool_choice": NAMED}
+    async with asking(**FORMATS[name]) as ask:
+        await ask.chat(**fields)
+        text = output_under(ask.engine.requests[-1].params.structured_outputs, 1)
+        ask.engine.answers = {0: text}
+        (call,) = as_folded(await ask.chat(**fields))["calls"]
+        for end in range(1, len(text)):
+            ask.engine.answers = {0: text[:end]}
+            whole = as_folded(await ask.chat(**fields))
+            streamed = folded(events(await ask.chat(**fields, stream=True)))
+            assert whole["content"] == streamed["content"] == "", text[:end]
+            for cut in [*whole["calls"], *streamed["calls"]]:
+                assert cut["name"] == call["name"]
+                assert call["arguments"].startswith(cut["arguments"])
+
+
 async def test_what_is_asked_of_the_engine() -> None:
     cases: list[tuple[Any, Any, tuple[str, ...], bool]] = [
         ("required", None, ("add", "name.v2"), True),
@@ -130,6 +149,16 @@ async def test_strict_tools_are_held_to_their_schema_wherever_they_are_called() 
         async with asking(**options) as ask:
             error = refused(await ask.chat(tools=strict))
             assert error["code"] == "unsupported_parameter" and "strict" in error["message"]
+
+
+async def test_a_function_without_parameters_takes_none() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    async with asking(template=QWEN) as ask:
+        await ask.chat(tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        text = output_under(ask.engine.requests[-1].params.structured_outputs, 0)
+        ask.engine.answers = {0: text}
+        (call,) = as_folded(await ask.chat(tools=[tool], tool_choice="required"))["calls"]
+        assert json.loads(call["arguments"]) == {}
 
 
 async def test_what_cannot_be_forced_is_said() -> None:

@@ -30,6 +30,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates switch reasoning on and off."""
 
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
@@ -111,7 +113,9 @@ class ChatPlan:
         form, schemas = self.form, self.schemas
         if not (form.thinking or form.tools or form.is_harmony):
             return None
-        return lambda: OutputParser(form, is_open=is_open, schemas=schemas)
+        calls = self.demand.tool_calls if self.demand else None
+        only_calls = calls is not None and calls.required
+        return lambda: OutputParser(form, is_open=is_open, schemas=schemas, only_calls=only_calls)
 
 
 def parser_names(
@@ -183,9 +187,11 @@ def _demand(form: OutputFormat, choice: ToolChoice, chat: Chat) -> StructuredOut
 
 
 def _schema(choice: ToolChoice, name: str) -> str:
-    """As text; "" for any object. The arguments of a forced call are always held to it."""
+    """As text; "" for any object. The arguments of a forced call are always held to it. A function
+    without one takes none.
+    """
     is_held = bool(choice.forced) or name in choice.strict
-    return json.dumps(choice.schemas[name]) if is_held and choice.schemas[name] else ""
+    return json.dumps(choice.schemas[name] or _NO_ARGUMENTS) if is_held else ""
 
 
 def _kwargs(template: ChatTemplate, chat: Chat, *, reasons: bool) -> dict[str, Any]:

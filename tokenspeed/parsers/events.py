@@ -69,17 +69,23 @@ class Output:
     """Collects events. `tools` are the names that may be called; `new_id` names a call.
 
     `holds_space`: white space at the end of content waits for what follows, since it is dropped
-    before a call.
+    before a call. `only_calls`: there is no content, and what would be some is half a call.
     """
 
     def __init__(
-        self, tools: Container[str], new_id: Callable[[], str], *, holds_space: bool
+        self,
+        tools: Container[str],
+        new_id: Callable[[], str],
+        *,
+        holds_space: bool,
+        only_calls: bool = False,
     ) -> None:
         self.is_open = False
         """A call has started and not ended."""
         self._tools = tools
         self._new_id = new_id
         self._holds_space = holds_space
+        self._only_calls = only_calls
         self._events: list[Event] = []
         self._ids: set[str] = set()
         self._index = -1
@@ -104,6 +110,8 @@ class Output:
         self._space, self._skips_space = [], True
 
     def content(self, text: str) -> None:
+        if self._only_calls:
+            return
         text = text.lstrip() if self._skips_space else text
         kept = self._hold_space(text) if self._holds_space else text
         if kept:

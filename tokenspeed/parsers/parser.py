@@ -1,8 +1,8 @@
 """`OutputParser`: an output's text in, in any pieces, its parts out. One engine for all formats.
 
 Whatever the text, nothing of it is lost but marks, layout and the JSON around a call: what is no
-call after all is content. A call that has begun to be passed on cannot be taken back: if it breaks
-off, it ends incomplete, and the rest of it is content.
+call after all is content, unless the output had to be one. A call that has begun to be passed on
+cannot be taken back: if it breaks off, it ends incomplete, and the rest of it is content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class OutputParser:
     """`feed` and `close` return the events of one output, in order, whatever the cut of its text.
 
     `is_open`: it begins inside reasoning. `schemas` are the tools that may be called: none, and no
-    calls are looked for. A call without an id of the model's gets one from `new_id`.
+    calls are looked for. `only_calls`: it is held to be calls, so that what is none is a cut one,
+    which is left out. A call without an id of the model's gets one from `new_id`.
     """
 
     def __init__(
@@ -62,12 +63,18 @@ class OutputParser:
         *,
         is_open: bool = False,
         schemas: Schemas | None = None,
+        only_calls: bool = False,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         offered = schemas or {}
         tools = form.tools if offered else None
         self._reader = Reader()
-        self._output = Output(offered, new_id, holds_space=tools is not None or form.is_harmony)
+        self._output = Output(
+            offered,
+            new_id,
+            holds_space=tools is not None or form.is_harmony,
+            only_calls=only_calls,
+        )
         scene = Scene(self._reader, self._output, offered)
         if form.is_harmony:
             self._steps = harmony.read_messages(scene)

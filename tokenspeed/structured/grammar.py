@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from tokenspeed.constraint import StructuredOutputs, ToolCalls
 from tokenspeed.request import InvalidRequest
+from tokenspeed.structured.narrow import narrow
 from tokenspeed.structured.schema import locate, mend, parse_schema
 from tokenspeed.structured.tokens import TokenTable
 from tokenspeed.structured.tools import tool_call_grammar
@@ -60,9 +61,11 @@ class _Compiler:
             raise InvalidRequest(f"the {kind} cannot be used: {plain(error)}")
         return matcher
 
-    def schema(self, text: str, owner: str = "") -> LLMatcher:
+    def schema(self, text: str) -> LLMatcher:
+        return self._schema(_narrowed(text), "")
+
+    def _schema(self, schema: dict[str, Any], owner: str) -> LLMatcher:
         """`owner` is whose schema it is."""
-        schema = parse_schema(text)
         matcher, error = self._begin(mend(schema, _is_dead))
         if error:
             path, error = locate(schema, error, lambda part: self._begin(part)[1])
@@ -72,16 +75,22 @@ class _Compiler:
 
     def tool_calls(self, asked: ToolCalls) -> LLMatcher:
         def arguments(name: str, text: str) -> str:
-            text = text or '{"type":"object"}'
-            self.schema(text, f"in tool {name}, ")
-            schema = mend(parse_schema(text), _is_dead)
-            return f"%json {json.dumps(_with_options(schema, self._any_whitespace))}"
+            schema = _narrowed(text or '{"type":"object"}', closes=True)
+            self._schema(schema, f"in tool {name}, ")
+            options = _with_options(mend(schema, _is_dead), self._any_whitespace)
+            return f"%json {json.dumps(options)}"
 
         lark = tool_call_grammar(asked, self._table.special, arguments)
         return self.grammar("tool calls", LLMatcher.grammar_from_lark(lark))
 
     def _begin(self, schema: Any) -> tuple[LLMatcher, str]:
         return _begin(_json_grammar(schema, self._any_whitespace), self._table.tokens)
+
+
+def _narrowed(text: str, *, closes: bool = False) -> dict[str, Any]:
+    schema: dict[str, Any] = parse_schema(text)
+    narrow(schema, closes=closes)
+    return schema
 
 
 def _json_grammar(schema: dict[str, Any], any_whitespace: bool) -> str:

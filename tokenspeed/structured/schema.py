@@ -68,7 +68,7 @@ def locate(schema: Any, error: str, ask: Callable[[Any], str]) -> tuple[str, str
     found = True
     while found:
         found = False
-        for step, part in _parts(schema):
+        for step, part in parts_of(schema):
             questions += 1
             if questions > MAX_QUESTIONS or not isinstance(part, dict):
                 break
@@ -182,7 +182,7 @@ def _together(schema: dict[str, Any], root: Any) -> Iterator[dict[str, Any]]:
         several = part.get("allOf")
         stack += several if isinstance(several, list) else []
         if isinstance(pointer := part.get("$ref"), str):
-            stack.append(_resolve(root, pointer))
+            stack.append(resolve(root, pointer))
 
 
 def _decimals(number: float) -> int:
@@ -191,7 +191,7 @@ def _decimals(number: float) -> int:
     return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
     """The schemas that stand directly in a schema, each with its step of a path."""
     if not isinstance(schema, dict):
         return
@@ -246,12 +246,12 @@ class _Chain:
         return self._known[id(self._root)]
 
     def _below(self, schema: Any) -> Iterator[Any]:
-        yield from (part for _, part in _parts(schema))
+        yield from (part for _, part in parts_of(schema))
         if isinstance(schema, dict) and isinstance(pointer := schema.get("$ref"), str):
-            yield _resolve(self._root, pointer)
+            yield resolve(self._root, pointer)
 
 
-def _resolve(root: Any, pointer: str) -> Any:
+def resolve(root: Any, pointer: str) -> Any:
     """The target of a reference into a schema; None for any other."""
     here = root
     if pointer != "#" and not pointer.startswith("#/"):
