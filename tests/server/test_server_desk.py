@@ -24,7 +24,7 @@ from tokenspeed.server import run as run_module
 from tokenspeed.server import siblings as siblings_module
 from tokenspeed.server.desk import Desk
 from tokenspeed.server.desk_client import DeskClient
-from tokenspeed.server.desk_messages import Drain, EngineGone, FromDesk, Started
+from tokenspeed.server.desk_messages import Drain, EngineGone, FromDesk, Ping, Started
 from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.response_store import ResponseStore
@@ -40,7 +40,9 @@ class Two:
         self.serving: list[int] = []
         self.words: dict[int, list[FromDesk]] = {}
         self.places = KeyCounts()
-        self.desk = Desk(folder, self.store, self.places, self.serving.append)
+        self.alive: list[int] = []
+        heard = (self.serving.append, self.alive.append)
+        self.desk = Desk(folder, self.store, self.places, *heard)
         self.tasks = [asyncio.create_task(self.desk.serve())]
         self.clients: list[DeskClient] = []
 
@@ -104,6 +106,14 @@ async def test_words_reach_whom_they_are_for(two: Two) -> None:
     assert (two.words[1], two.words[2]) == ([started], [EngineGone("why")])
     two.clients[0]._socket.send(b"\xc1")
     assert await one.get("a") is None, "the desk goes on"
+
+
+async def test_a_ping_is_answered(two: Two) -> None:
+    two.sibling(1), two.sibling(2).announce()
+    await until(lambda: two.serving)
+    two.desk.tell(2, Ping())
+    await until(lambda: two.alive == [2])
+    assert two.words == {1: [], 2: []}
 
 
 async def test_responses_go_on_in_whichever_process(two: Two) -> None:
@@ -229,6 +239,14 @@ socket.close()
 context.term()
 sys.exit(3)
 """
+HANGS_ONCE = f"""
+{SERVES}
+while orders["number"] > 1:
+    if b"ping" in socket.recv():
+        socket.send(msgspec.msgpack.encode({{"type": "pong"}}))
+while True:
+    socket.recv()
+"""
 STAYS = f"{SERVES}\nwhile True:\n    socket.recv()"
 
 
@@ -281,6 +299,23 @@ async def test_siblings_that_end_again_and_again_end_the_server(
     assert [line for line in told if line.startswith("HTTP process")] == [
         *[f"{again}is started again"] * 2,
         "HTTP process 1 of the server ended with exit code 3: more than 2 such ends in 60 s",
+    ]
+
+
+async def test_a_sibling_that_hangs_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers no ping; the next one does, and is left alone."""
+    monkeypatch.setattr(siblings_module, "PING_S", 0.1)
+    async with started(tmp_path, monkeypatch, HANGS_ONCE) as (server, _):
+        await server.until("ready")
+        await until(lambda: "is started again" in caplog.text)
+        await asyncio.sleep(1.5)  # more pings than the first was sent
+    told = [record.message for record in caplog.records if record.name == "tokenspeed"]
+    assert [line for line in told if line.startswith("HTTP process")] == [
+        "HTTP process 1 of the server has not answered for 1 s, and is killed",
+        "HTTP process 1 of the server was killed by SIGKILL: its requests are aborted, and it is "
+        "started again",
     ]
 
 

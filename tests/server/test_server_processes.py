@@ -163,10 +163,17 @@ def test_a_key_s_limit_is_one(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=str
+    "how",
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGSTOP)),
+    ],
+    ids=str,
 )
 def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signals) -> None:
-    """What it served is aborted in the engine, or drained first; the others go on."""
+    """What it served is aborted in the engine, or drained first; the others go on. One that is
+    stopped hangs, and is killed.
+    """
     wait_idle(served)
     lost = served.sibling
     kept = served.stream(served.pid, 800)

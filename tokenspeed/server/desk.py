@@ -17,6 +17,7 @@ from tokenspeed.server.desk_messages import (
     FromDesk,
     GivePlace,
     Keep,
+    Pong,
     Serving,
     TakePlace,
     ToDesk,
@@ -27,7 +28,7 @@ from tokenspeed.server.response_store import Responses
 
 class Desk:
     """Binds a socket in `folder`. `on_serving` is given the number of each sibling that begins to
-    serve. Lives on one event loop.
+    serve, `on_pong` that of each that says it lives. Lives on one event loop.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Desk:
         responses: Responses,
         places: KeyCounts,
         on_serving: Callable[[int], None],
+        on_pong: Callable[[int], None],
     ) -> None:
-        self._responses, self._places, self._on_serving = responses, places, on_serving
+        self._responses, self._places = responses, places
+        self._on_serving, self._on_pong = on_serving, on_pong
         self._held: dict[int, dict[int, bytes]] = {}
         """Of each sibling: the keys of its requests that have a place, by the requests' numbers."""
         self._context = zmq.asyncio.Context()
@@ -76,6 +79,8 @@ class Desk:
     async def _take(self, sender: int, message: ToDesk) -> None:
         if isinstance(message, Serving):
             self._on_serving(sender)
+        elif isinstance(message, Pong):
+            self._on_pong(sender)
         elif isinstance(message, Keep):
             is_kept = await self._responses.put(message.id, message.answer, message.items)
             self.tell(sender, Answer(message.number, is_kept))

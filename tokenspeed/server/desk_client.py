@@ -22,6 +22,8 @@ from tokenspeed.server.desk_messages import (
     FromDesk,
     GivePlace,
     Keep,
+    Ping,
+    Pong,
     Serving,
     TakePlace,
     ToDesk,
@@ -51,11 +53,13 @@ class DeskClient:
         self._send(Serving())
 
     async def listen(self, on_word: Callable[[FromDesk], None]) -> None:
-        """Read until cancelled; `on_word` is given what is no answer."""
+        """Read until cancelled; `on_word` is given what is neither an answer nor a `Ping`."""
         decoder = msgspec.msgpack.Decoder(FromDesk)
         while True:
             message = decoder.decode(await self._socket.recv())
-            if not isinstance(message, Answer):
+            if isinstance(message, Ping):
+                self._send(Pong())
+            elif not isinstance(message, Answer):
                 on_word(message)
             elif message.number in self._waiting and not self._waiting[message.number].done():
                 self._waiting[message.number].set_result(message)

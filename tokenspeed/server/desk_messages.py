@@ -42,6 +42,10 @@ class Serving(msgspec.Struct, tag="serving", frozen=True):
     """A sibling listens, and will answer."""
 
 
+class Pong(msgspec.Struct, tag="pong", frozen=True):
+    """To a `Ping`: the sibling's loop goes round."""
+
+
 class Keep(msgspec.Struct, tag="keep", frozen=True):
     number: int
     id: str
@@ -87,6 +91,10 @@ class Started(msgspec.Struct, tag="started", frozen=True):
     phases: list[Phase]
 
 
+class Ping(msgspec.Struct, tag="ping", frozen=True):
+    """Say `Pong`."""
+
+
 class Drain(msgspec.Struct, tag="drain", frozen=True):
     """Take nothing new, let what runs end, and end."""
 
@@ -105,5 +113,5 @@ class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True):
     message: str
 
 
-ToDesk = Serving | Keep | Find | Forget | TakePlace | GivePlace
-FromDesk = Answer | Started | Drain | Stop | Reload | EngineGone
+ToDesk = Serving | Pong | Keep | Find | Forget | TakePlace | GivePlace
+FromDesk = Answer | Started | Ping | Drain | Stop | Reload | EngineGone

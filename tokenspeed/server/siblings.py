@@ -27,7 +27,7 @@ from tokenspeed.engine.attached import EngineDead
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.log import logger
 from tokenspeed.server.desk import Desk
-from tokenspeed.server.desk_messages import QUEUE, Drain, FromDesk, Orders, Started, Stop
+from tokenspeed.server.desk_messages import QUEUE, Drain, FromDesk, Orders, Ping, Started, Stop
 from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.listener import share
 from tokenspeed.server.queue_table import QueueTable
@@ -36,6 +36,10 @@ from tokenspeed.server.sharing import Shared, alone, share_metrics
 RESTARTS = 5
 WINDOW_S = 60.0
 """More ends than that in this time end the server."""
+PING_S, PINGS = 1.0, 10
+"""A sibling that serves is pinged so often; one that answers none of so many hangs, and is killed.
+Pings are counted, not seconds, in which this process may have been stopped itself.
+"""
 STOP_S = 5.0
 """How long siblings may take to end when they are told to end now."""
 
@@ -50,6 +54,8 @@ class _Sibling:
     row: int
     process: asyncio.subprocess.Process
     is_serving: bool = False
+    num_unanswered: int = 0
+    """Pings since it was last heard of."""
 
 
 class Siblings:
@@ -93,10 +99,14 @@ class Siblings:
             places=places,
             metrics_folder=folder,
         )
-        self._desk = Desk(folder, self.shared.responses, places, self._note_serving)
+        self._desk = Desk(
+            folder, self.shared.responses, places, self._note_serving, self._note_pong
+        )
         self._resources.callback(self._desk.close)
         serving = asyncio.create_task(self._desk.serve())
         self._resources.callback(serving.cancel)
+        pinging = asyncio.create_task(self._ping())
+        self._resources.callback(pinging.cancel)
         self._keepers = [asyncio.create_task(self._keep(row)) for row in self._rows]
 
     async def wait_serving(self) -> None:
@@ -231,6 +241,27 @@ class Siblings:
         serving = [each for each in self._siblings.values() if each.is_serving]
         if len(serving) == len(self._rows):
             self._all_serve.set()
+
+    def _note_pong(self, number: int) -> None:
+        if number in self._siblings:
+            self._siblings[number].num_unanswered = 0
+
+    async def _ping(self) -> None:
+        """Kill those that hang, until cancelled: who keeps their rows sees to the rest."""
+        while True:
+            await asyncio.sleep(PING_S)
+            for sibling in self._siblings.values():
+                if not sibling.is_serving:
+                    continue
+                if sibling.num_unanswered >= PINGS:
+                    logger.error(
+                        "HTTP process %d of the server has not answered for %g s, and is killed",
+                        sibling.row,
+                        PINGS * PING_S,
+                    )
+                    _kill(sibling.process)
+                sibling.num_unanswered += 1
+                self._desk.tell(sibling.number, Ping())
 
     async def _have_it_noticed(self) -> None:
         """An engine that does nothing finds that a client is gone when it tells all something."""
