@@ -36,7 +36,7 @@ def draw(logits: np.ndarray, starts: list[SlotStart], masks: torch.Tensor | None
     tokens = torch.zeros(1 + max(each.slot for each in starts), MAX_LEN, dtype=torch.int32)
     for each in starts:
         tokens[each.slot, : len(each.token_ids)] = torch.tensor(each.token_ids, dtype=torch.int32)
-    plan = plan_sampling(starts, EOS, logits.shape[1], CPU)
+    plan = plan_sampling(starts, EOS, logits.shape[1], MAX_LEN, CPU)
     lengths = torch.tensor([len(each.token_ids) for each in starts])
     before = torch.from_numpy(logits.astype(np.float32))
     given = before.clone()

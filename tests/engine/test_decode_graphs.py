@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def test_recorded_steps_give_what_launched_ones_give(params: dict[str, Any]) -> 
         assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("what", ["score", "Fetch"])
+@pytest.mark.parametrize("what", ["score_in_chunks", "Fetch"])
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=["launched", "recorded"])
 def test_a_second_phase_that_raises_appends_nothing(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], what: str
@@ -250,3 +251,27 @@ def test_tokens_left_over_stand_in_scratch() -> None:
 def test_a_level_that_cannot_be_is_refused(tiny_model: str) -> None:
     with pytest.raises(ConfigError, match="-O2 replays CUDA graphs, and there is no CUDA device"):
         tiny_engine(tiny_model, level=2)
+
+
+def test_a_step_that_is_sampled_keeps_no_logits() -> None:
+    """While it is open, the next step's forward finds their memory free."""
+    worker, _ = make_worker()
+    batch = Batch(
+        step=0,
+        rows=[prefill(0, 0, 3, sample=True)],
+        starts=[begin(0, [4, 5, 7], repetition_penalty=1.1, logprobs=1)],
+    )
+    made: list[weakref.ref[Tensor]] = []
+    head = worker._executable.head
+
+    def heard(rows: Tensor) -> Tensor:
+        logits = head(rows)
+        made.append(weakref.ref(logits))
+        return logits
+
+    worker._executable.head = heard  # type: ignore[method-assign]
+    launched = worker.launch(batch)
+    assert made[0]() is not None
+    launched.sample()
+    assert made[0]() is None
+    assert tokens(launched.result())[0]

@@ -193,7 +193,7 @@ def test_a_result_that_cannot_be_fetched_ends_its_requests(
     assert run(engine, [request("c", [5, 6])])["c"].error is None
 
 
-@pytest.mark.parametrize("what", ["score", "Fetch"])
+@pytest.mark.parametrize("what", ["score_in_chunks", "Fetch"])
 def test_a_second_phase_that_raises_once_costs_nobody_a_token(
     make: MakeEngine,
     alone: dict[str, Outcome],

@@ -162,7 +162,7 @@ def test_the_sampler_gives_the_tokens_of_a_cpu() -> None:
     lengths = torch.full((8,), 9)
 
     def found(device: torch.device, masks: torch.Tensor | None) -> Sampled:
-        plan = plan_sampling(starts, EOS, 2000, device)
+        plan = plan_sampling(starts, EOS, 2000, 24, device)
         moved = [each.to(device) for each in (logits, tokens, lengths)]
         own_masks = None if masks is None else masks.to(device)
         return sample(moved[0], plan, moved[1], moved[2], own_masks)

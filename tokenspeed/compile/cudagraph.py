@@ -4,6 +4,9 @@ A recording works on fixed tensors: what it reads is written before a replay, wh
 overwritten by the next. All recordings of one pool share memory, so a replay also overwrites what
 another recording returned, unless somebody holds that (torch keeps what is referred to). Without
 CUDA a recording is the function itself, run anew into the same tensors: the oracle of graphs.
+
+What is run once before it is recorded runs on the current stream, as steps do: torch caches memory,
+and cuBLAS its workspace of 32 MiB, for each stream.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 
 _WARMUPS = 2
+_INTEGERS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 
 def padded_size(sizes: Sequence[int], count: int) -> int | None:
@@ -60,14 +64,19 @@ class Recording:
             self._run = run
             self.results = run()
             return
-        stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled and workspaces made before
-            for _ in range(_WARMUPS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(_WARMUPS):  # kernels are compiled and workspaces made before
+            run()
         with pool.recording() as self._graph:
             self.results = run()
+
+    def release(self, number: int) -> None:
+        """Let recordings that are made later use the memory of a result, once those that read it
+        are made: from then on their replays, too, overwrite it.
+        """
+        if self._graph is not None:
+            results = [*self.results]
+            results[number] = address_of(results[number])
+            self.results = tuple(results)
 
     def replay(self) -> None:
         if self._graph is not None:
@@ -75,3 +84,22 @@ class Recording:
             return
         for kept, new in zip(self.results, self._run(), strict=True):
             kept.copy_(new)
+
+
+class _Memory:
+    """A tensor's place on the device, which nobody keeps."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": _INTEGERS[size],
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def address_of(tensor: Tensor) -> Tensor:
+    """The same elements, without a claim to their memory."""
+    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

@@ -19,10 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenspeed.compile.cudagraph import GraphPool
+from tokenspeed.compile.cudagraph import GraphPool, address_of
 from tokenspeed.compile.runner import X_SLOT, Executable, PlanStep, run_steps
-
-_INTEGERS = {1: "|i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 
 class _Stage(NamedTuple):
@@ -82,7 +80,7 @@ class PiecewiseForward:
             if graph is not None:
                 for slot in needed:
                     if isinstance(values[slot], Tensor) and self._values[slot] is None:
-                        self._values[slot] = _address(values[slot])
+                        self._values[slot] = address_of(values[slot])
             values[step.begin] = self._result(step, values)
             for slot in step.dead:
                 values[slot] = None
@@ -93,22 +91,3 @@ class PiecewiseForward:
         result: Tensor = call.run(*call.pick(values))
         assert result.data_ptr() == self.results.data_ptr(), "a result where no graph looks"
         return result
-
-
-class _Memory:
-    """A tensor's place on the device, which nobody keeps."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        size = tensor.element_size()
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-            "typestr": _INTEGERS[size],
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }
-
-
-def _address(tensor: Tensor) -> Tensor:
-    """The same elements, without a claim to their memory."""
-    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

@@ -104,7 +104,8 @@ class DecodeGraphs:
         def draw() -> tuple[Tensor, ...]:
             return self._draw(size, logits, lengths)
 
-        recordings = (Recording(run, self._pool) for run in (choose, draw))
+        recordings = [Recording(run, self._pool) for run in (choose, draw)]
+        recorded.release(0)  # all sizes' logits together would be several times the largest's
         self._steps[size] = UniformStep(recorded, *recordings)
 
     @property
@@ -114,7 +115,8 @@ class DecodeGraphs:
 
     def forward(self, slots: list[int]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Enqueue the forward of one token for each of `slots`: logits [R, V], lengths [R] and
-        slots [R], all of which the next call overwrites. None: no graph is that large.
+        slots [R], all of which the next call overwrites, and the logits any other recording of the
+        pool. None: no graph is that large.
         """
         self.seen[len(slots)] += 1
         size = padded_size(self.sizes, len(slots))

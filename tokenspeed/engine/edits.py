@@ -4,6 +4,9 @@ Work is done only for the rows that ask for it, and each row by itself. Order: r
 and frequency penalties, bias, then bans: of all but `allowed_token_ids`, of the last tokens of bad
 words, and of ending before `min_tokens`. Repetition counts prompt and output
 (positive logits are divided, negative ones multiplied); presence and frequency count output only.
+
+Logits are changed in place, a bounded number of rows at a time: a batch's logits in float32 are
+hundreds of megabytes, which would be taken from the KV cache once for each copy.
 """
 
 from __future__ import annotations
@@ -20,6 +23,18 @@ from tokenspeed.engine.bad_words import BadWords, find_bad_words
 from tokenspeed.engine.pinned import send
 from tokenspeed.request import SamplingParams
 
+_MOST_BYTES = 256 << 20
+"""Of what is in use at once to edit rows."""
+
+_TOKEN_BYTES, _PLACE_BYTES = 8, 32
+"""For each token of the vocabulary: logits and counts. For each known token: what penalties take.
+"""
+
+_MULTIPLE = 16
+"""Rows are told apart by addresses that are as aligned as the first one's: Triton compiles a kernel
+anew for others.
+"""
+
 
 @dataclass(frozen=True)
 class _Penalties:
@@ -31,22 +46,32 @@ class _Penalties:
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
+    counts_output: bool
+    """A row has a presence or frequency penalty."""
 
     def apply(self, logits: Tensor, tokens: Tensor, lengths: Tensor) -> None:
-        ids = tokens[self.slots].long()
-        index = torch.arange(ids.shape[1], device=ids.device)
-        known = index < lengths[self.rows, None]
-        part = logits[self.rows]
-        output = self._count(known & (index >= self.num_prompt), ids, part)
-        seen = self._count(known, ids, part) > 0
-        scaled = torch.where(part > 0, part / self.repetition, part * self.repetition)
-        part = torch.where(seen, scaled, part)
-        logits[self.rows] = part - self.presence * (output > 0) - self.frequency * output
+        ids = tokens[self.slots]
+        places = torch.arange(ids.shape[1], device=ids.device)
+        known = places < lengths[self.rows, None]
+        # Places behind the end repeat the first token. It is changed as often as it stands there,
+        # each time from what it was to the same.
+        ids = torch.where(known, ids, ids[:, :1]).long()
+        counts = self._count(known, places, ids, logits.shape[1]) if self.counts_output else None
+        index = ids.add_((self.rows * logits.shape[1])[:, None])
+        values = logits.take(index)
+        values = torch.where(values > 0, values / self.repetition, values * self.repetition)
+        if counts is not None:
+            values -= self.presence * (counts > 0)
+            values -= counts.mul_(self.frequency)
+        logits.put_(index, values)
 
-    @staticmethod
-    def _count(counted: Tensor, ids: Tensor, like: Tensor) -> Tensor:
-        """How often each token stands at a counted place: [p, V]. Whole numbers add up exactly."""
-        return torch.zeros_like(like).scatter_add_(1, ids, counted.to(like.dtype))
+    def _count(self, known: Tensor, places: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+        """How often the token of each place stands in the output, float32 [p, L]. Whole numbers add
+        up exactly.
+        """
+        is_output = (known & (places >= self.num_prompt)).float()
+        counts = is_output.new_zeros(len(ids), vocab_size)
+        return counts.scatter_add_(1, ids, is_output).gather(1, ids)
 
 
 @dataclass(frozen=True)
@@ -67,10 +92,10 @@ class _Allowed:
     ids: Tensor
 
     def apply(self, logits: Tensor) -> None:
-        part = logits[self.rows]
-        kept = torch.full_like(part, -math.inf)
-        kept[self.places, self.ids] = part[self.places, self.ids]
-        logits[self.rows] = kept
+        rows = self.rows[self.places]
+        kept = logits[rows, self.ids]
+        logits.index_fill_(0, self.rows, -math.inf)
+        logits[rows, self.ids] = kept
 
 
 @dataclass(frozen=True)
@@ -100,6 +125,12 @@ class LogitEdits:
             rows, ids = self.bans.rows, self.bans.ids
             early = lengths[rows] < self.bans.values
             logits[rows, ids] = torch.where(early, -math.inf, logits[rows, ids])
+
+
+def rows_at_once(vocab_size: int, max_len: int) -> int:
+    """How many rows may be edited together, each of a request of at most `max_len` tokens."""
+    row_bytes = _TOKEN_BYTES * vocab_size + _PLACE_BYTES * max_len
+    return max(_MULTIPLE, _MOST_BYTES // row_bytes // _MULTIPLE * _MULTIPLE)
 
 
 def make_edits(
@@ -132,6 +163,7 @@ def _penalties(starts: Sequence[SlotStart], device: torch.device) -> _Penalties 
     if not rows:
         return None
     asked = [starts[i] for i in rows]
+    params = [start.params for start in asked]
 
     def column(values: list[float]) -> Tensor:
         return send(values, device, torch.float32)[:, None]
@@ -140,9 +172,10 @@ def _penalties(starts: Sequence[SlotStart], device: torch.device) -> _Penalties 
         rows=send(rows, device),
         slots=send([start.slot for start in asked], device),
         num_prompt=send([[start.num_prompt] for start in asked], device),
-        repetition=column([start.params.repetition_penalty for start in asked]),
-        presence=column([start.params.presence_penalty for start in asked]),
-        frequency=column([start.params.frequency_penalty for start in asked]),
+        repetition=column([each.repetition_penalty for each in params]),
+        presence=column([each.presence_penalty for each in params]),
+        frequency=column([each.frequency_penalty for each in params]),
+        counts_output=any(each.presence_penalty or each.frequency_penalty for each in params),
     )
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities of chosen and likeliest tokens, from raw logits, without a full sort.
 
-They are those of the model's distribution: before temperature, penalties, bias and masks. For whole
-prompts the head is applied to a bounded number of rows at a time.
+They are those of the model's distribution: before temperature, penalties, bias and masks. Logits
+are made, or copied, for a bounded number of rows at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import Tensor
 from tokenspeed.kernels.score_rows import score_rows
 from tokenspeed.request import TokenLogprob
 
-CHUNK = 256
-"""Prompt positions whose logits exist at once: 50 MB in float32 for a vocabulary of 50,000."""
+_MOST_ROWS, _MULTIPLE = 256, 16
+_MOST_BYTES = 128 << 20
+"""Of the logits that exist at once, in float32."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,25 @@ class Scores:
         ]
 
 
-def score(logits: Tensor, ids: Tensor, with_top: bool) -> Scores:
-    """Score `ids` [N] under `logits` [N, V], of any floating dtype."""
-    return Scores(ids, *score_rows(logits, ids, with_top))
+def rows_at_once(vocab_size: int) -> int:
+    """How many rows are scored together: 208 of a vocabulary of 152,000."""
+    rows = _MOST_BYTES // (4 * vocab_size) // _MULTIPLE * _MULTIPLE
+    return min(_MOST_ROWS, max(_MULTIPLE, rows))
 
 
-def score_hidden(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, ids: Tensor, with_top: bool
+def score_in_chunks(
+    logits_of: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    ids: Tensor,
+    with_top: bool,
+    vocab_size: int,
 ) -> Scores:
-    """Score `ids` [N] as the tokens that follow the positions of `hidden` [N, H], in chunks."""
+    """Score `ids` [N] under the logits of `rows` (of N hidden states, or N indices), which
+    `logits_of` makes: [n, V] of any floating dtype for n of them.
+    """
+    size = rows_at_once(vocab_size)
     chunks = [
-        score(head(rows), wanted, with_top)
-        for rows, wanted in zip(torch.split(hidden, CHUNK), torch.split(ids, CHUNK), strict=True)
+        score_rows(logits_of(some), wanted, with_top)
+        for some, wanted in zip(torch.split(rows, size), torch.split(ids, size), strict=True)
     ]
-    return Scores(
-        ids=ids,
-        chosen=torch.cat([chunk.chosen for chunk in chunks]),
-        top_ids=torch.cat([chunk.top_ids for chunk in chunks]),
-        top=torch.cat([chunk.top for chunk in chunks]),
-    )
+    return Scores(ids, *(torch.cat(parts) for parts in zip(*chunks, strict=True)))

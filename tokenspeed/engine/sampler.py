@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.batch import SlotStart
-from tokenspeed.engine.edits import LogitEdits, make_edits
+from tokenspeed.engine.edits import LogitEdits, make_edits, rows_at_once
 from tokenspeed.engine.pinned import send
 from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, RowParams, sample_rows
 from tokenspeed.kernels.score_rows import score_rows
@@ -36,10 +36,13 @@ class SamplingPlan:
     with the same rows.
     """
 
-    edits: LogitEdits | None
+    edits: tuple[LogitEdits | None, ...]
+    """Of each `rows_at_once` rows; empty if no row asks for any."""
     params: RowParams
     is_greedy: bool
     """All rows are."""
+    rows_at_once: int
+    """So many rows are copied to be edited."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,25 @@ class Sampled:
 
 
 def plan_sampling(
-    starts: Sequence[SlotStart], eos_ids: frozenset[int], vocab_size: int, device: torch.device
+    starts: Sequence[SlotStart],
+    eos_ids: frozenset[int],
+    vocab_size: int,
+    max_len: int,
+    device: torch.device,
 ) -> SamplingPlan:
     """Plan for the sampled rows of a step, in row order. `eos_ids` end a request (for
-    `min_tokens`).
+    `min_tokens`); none has more than `max_len` tokens.
     """
+    size = rows_at_once(vocab_size, max_len)
+    edits = tuple(
+        make_edits(starts[begin : begin + size], eos_ids, device)
+        for begin in range(0, len(starts), size)
+    )
     return SamplingPlan(
-        edits=make_edits(starts, eos_ids, device),
+        edits=edits if any(each is not None for each in edits) else (),
         params=_row_params(starts, vocab_size, device),
         is_greedy=all(start.params.is_greedy for start in starts),
+        rows_at_once=size,
     )
 
 
@@ -110,15 +123,21 @@ def sample(
     holds at least that many for every slot of the plan. `masks` (bool [R, V]) is true where a
     token is allowed.
     """
-    if plan.edits is None and masks is None:
+    if not plan.edits and masks is None:
         ids, status = sample_rows(logits, lengths, *plan.params, False, plan.is_greedy)
         return Sampled(ids, status)
-    logits = logits.to(torch.float32, copy=True)
-    # Edits may hide a fault. A NaN or an infinity in a row survives in the sum.
-    is_finite = logits.sum(dim=-1).isfinite()
-    if plan.edits is not None:
-        plan.edits.apply(logits, tokens, lengths)
-    if masks is not None:
-        logits.masked_fill_(~masks, -math.inf)
-    ids, status = sample_rows(logits, lengths, *plan.params, True, plan.is_greedy)
-    return Sampled(ids, torch.where(is_finite, status, NOT_FINITE))
+    parts: list[tuple[Tensor, Tensor]] = []
+    for begin in range(0, len(logits), plan.rows_at_once):
+        rows = slice(begin, begin + plan.rows_at_once)
+        edits = plan.edits[len(parts)] if plan.edits else None
+        part = logits[rows].to(torch.float32, copy=True)
+        # Edits may hide a fault. A NaN or an infinity in a row survives in the sum.
+        is_finite = part.sum(dim=-1).isfinite()
+        if edits is not None:
+            edits.apply(part, tokens, lengths[rows])
+        if masks is not None:
+            part.masked_fill_(~masks[rows], -math.inf)
+        params = (each[rows] for each in plan.params)
+        ids, status = sample_rows(part, lengths[rows], *params, True, plan.is_greedy)
+        parts.append((ids, torch.where(is_finite, status, NOT_FINITE)))
+    return Sampled(*(torch.cat(each) for each in zip(*parts, strict=True)))

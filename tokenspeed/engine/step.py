@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenspeed.batch import Batch, RowResult, SlotStart, StepResult
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.grammars import unpack
-from tokenspeed.engine.logprobs import Scores, score
+from tokenspeed.engine.logprobs import Scores, score_in_chunks
 from tokenspeed.engine.pinned import Fetch, send
 from tokenspeed.engine.sampler import ERRORS, SamplingPlan, sample
 from tokenspeed.engine.slots import Slots
@@ -62,6 +62,7 @@ class Step:
         self._sampling = sampling
         self._starts = starts
         self._rows = rows
+        self._sampled_starts = [] if rows is None else rows.starts
         self._others: Fetch | None = None
         if others is not None:  # as in `sample`, one sum instead of a test of each
             self._others = Fetch(others.sum(dim=-1, dtype=torch.float32).isfinite())
@@ -82,10 +83,11 @@ class Step:
         except BaseException:
             self._sampling.slots.retract(rows.slots, rows.lengths)
             raise
+        self._rows = None  # the next step's forward wants the memory of the logits
 
     def _sample(self, rows: SampledRows, masks: Tensor | None) -> None:
         plan = self._sampling.sampling_plan(rows.starts)
-        if rows.graphs is not None and plan.edits is None and masks is None:
+        if rows.graphs is not None and not plan.edits and masks is None:
             sampled = rows.graphs.sample(plan)
         else:
             slots = self._sampling.slots
@@ -97,7 +99,10 @@ class Step:
         if asked:
             with_top = any(rows.starts[i].params.logprobs for i in asked)
             which = send(asked, rows.logits.device)
-            self._scores = _fetch(score(rows.logits[which], sampled.ids[which], with_top))
+            pick, vocab_size = rows.logits.__getitem__, rows.logits.shape[1]
+            self._scores = _fetch(
+                score_in_chunks(pick, which, sampled.ids[which], with_top, vocab_size)
+            )
         self._sampled = Fetch(sampled.ids, sampled.status)
 
     def result(self) -> StepResult:
@@ -121,10 +126,10 @@ class Step:
         return StepResult(batch=self.batch, rows=results)
 
     def _sampled_results(self) -> list[RowResult]:
-        if self._rows is None:
+        starts = self._sampled_starts
+        if not starts:
             return []
         assert self._sampled is not None, "result() before sample()"
-        starts = self._rows.starts
         ids, statuses = self._sampled.wait()
         entries: Iterator[TokenLogprob] = iter(())
         if self._scores is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from tokenspeed.batch import Batch, Row, SequenceState, SlotStart, forward_context
 from tokenspeed.compile.piecewise import PiecewiseForward
 from tokenspeed.engine.decode_graphs import DecodeGraphs, Executable
-from tokenspeed.engine.logprobs import Scores, score_hidden
+from tokenspeed.engine.logprobs import Scores, score_in_chunks
 from tokenspeed.engine.piece_graphs import PieceGraphs, run_piecewise
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.prefill_graphs import PrefillGraphs, device_step
@@ -202,12 +202,14 @@ class Worker:
             return None
         wanted = self.slots.tokens[row.slot, row.start + 1 : row.start + 1 + count].long()
         with_top = start.params.prompt_logprobs > 0
-        return score_hidden(self._executable.head, hidden[:count], wanted, with_top)
+        head = self._executable.head
+        return score_in_chunks(head, hidden[:count], wanted, with_top, self._vocab_size)
 
     def sampling_plan(self, starts: list[SlotStart]) -> SamplingPlan:
         """The plan for these rows; decode steps mostly ask for the same one again."""
         if self._plan is None or self._plan[0] != starts:
-            plan = plan_sampling(starts, self._eos_ids, self._vocab_size, self._device)
+            sizes = self._vocab_size, self.slots.max_len
+            plan = plan_sampling(starts, self._eos_ids, *sizes, self._device)
             self._plan = (starts, plan)
         return self._plan[1]
 
