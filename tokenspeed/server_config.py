@@ -145,7 +145,7 @@ class ServerConfig(Settings):
     response_store_ttl: float = option(
         3600.0, "seconds for which such an answer is kept", low=1.0, high=30 * 86400.0
     )
-    enable_log_requests: bool = option(False, "log one line a request")
+    enable_log_requests: bool = option(False, "log one line a request (of probes, at level debug)")
     enable_log_request_stats: bool = option(
         False, "log a record of tokens and times for each sample that ends"
     )

@@ -78,7 +78,7 @@ def assert_named(answer: tuple[int, str], name: str) -> None:
     assert status == 1
     head, columns, *lines = text.splitlines()
     assert head.startswith("miss: the nearest entry, model-")
-    assert columns.split() == ["FACT", "HERE", "THERE"]
+    assert columns.split() == ["FACT", "HERE", "THERE", "SET", "BY"]
     assert any(name in line for line in lines), text
 
 

@@ -288,3 +288,26 @@ async def test_the_request_log_names_the_client(caplog: pytest.LogCaptureFixture
     assert line.startswith("1.1.1.1 GET /v1/models 200 ") and "secret" not in caplog.text
     with pytest.raises(ConfigError, match="forwarded_allow_ips"):
         make_config({"forwarded_allow_ips": ("proxy.example",)})
+
+
+async def test_the_request_log_names_the_route_of_what_is_refused_and_leaves_probes_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A route as it is declared: the id of a stored answer is as good as a key to it."""
+    caplog.set_level("INFO", "tokenspeed")
+    ask = asker(enable_log_requests=True, api_key=("secret",))
+    for path in ("/v1/models?key=sesame", "/v1/responses/resp_sesame", "/sesame"):
+        refused(await ask.http.get(path), 401)
+    ask.engine.state = "loading"
+    assert [(await ask.http.get(path)).status_code for path in ("/ready", "/health")] == [503, 200]
+    lines = [" ".join(record.message.split()[1:4]) for record in caplog.records]
+    assert lines == [
+        "GET /v1/models 401",
+        "GET /v1/responses/{id} 401",
+        "GET unmatched 401",
+    ]
+    assert "sesame" not in caplog.text
+    assert 'path="/v1/models",status="401"' in (await ask.http.get("/metrics")).text
+    caplog.set_level("DEBUG", "tokenspeed")
+    await ask.http.get("/ready")
+    assert "GET /ready 503" in caplog.text

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from gguf_writer import gguf_bytes, llama_metadata
 
+from tokenspeed.text.sampling_defaults import sampling_defaults
 from tokenspeed.text.source import (
     BUNDLED,
     ModelError,
@@ -147,3 +148,11 @@ def test_imports_are_light() -> None:
     code = f"import sys, {', '.join(names)}\nprint([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_bundled_model_samples_as_its_card_does(bundled: None) -> None:
+    source = resolve_model("smollm2")
+    assert sampling_defaults(source) == {"temperature": 0.2, "top_p": 0.9}
+    assert source.generation_config["eos_token_id"]
+    file = resolve_model(str(source.path))
+    assert sampling_defaults(file) == {}, "a file of that kind says nothing of it"

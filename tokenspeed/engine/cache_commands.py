@@ -200,7 +200,8 @@ def _fit(row: dict[str, Any]) -> str:
 
 def _print_changes(changes: Sequence[Change]) -> None:
     if changes:
-        _print_table(["FACT", "HERE", "THERE"], [list(change) for change in changes])
+        rows = [[*change, change.set_by] for change in changes]
+        _print_table(["FACT", "HERE", "THERE", "SET BY"], rows)
 
 
 def _print_table(head: list[str], rows: list[list[str]]) -> None:

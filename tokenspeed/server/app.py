@@ -26,7 +26,7 @@ def create_app(state: ServerState) -> ASGIApp:
     routes.append(Route(openapi.PATH, Endpoint(state, {"GET": _openapi}), methods=["GET"]))
     router = Router(routes, redirect_slashes=False, default=_no_route)
     app = LimitHead(Authenticate(router, state.keys, state.shared.places), server.max_header_bytes)
-    return with_cors(server, OriginForm(Observe(app, state.metrics, server)))
+    return with_cors(server, OriginForm(Observe(app, state.metrics, server, routes)))
 
 
 async def _openapi(state: ServerState, scope: Scope, send: Send) -> None:

@@ -7,12 +7,15 @@ model's name and load.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.log import logger
@@ -25,7 +28,9 @@ from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.page_routes import PAGE_PATHS
 from tokenspeed.server_config import ServerConfig
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"}) | PAGE_PATHS
+PROBES = frozenset({"/health", "/ping", "/ready", "/metrics"})
+"""Asked every few seconds by machines: their lines are on the log at level debug only."""
+OPEN_PATHS = PROBES | PAGE_PATHS
 
 _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -120,11 +125,14 @@ class OriginForm:
 class Observe:
     """The outermost layer: gives each request an id, answers errors, counts and logs what was sent.
 
-    Every exception ends here. Websockets are refused; lifespan events pass.
+    Every exception ends here. Websockets are refused; lifespan events pass. `routes` name what is
+    refused before it is routed: a path itself may hold what is as good as a key.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, server: ServerConfig) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, server: ServerConfig, routes: Sequence[BaseRoute]
+    ) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
         self._log_requests = server.enable_log_requests
         self._proxies = TrustedProxies(server.forwarded_allow_ips)
 
@@ -142,13 +150,22 @@ class Observe:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         answer = _Answer(send, request_id)
         status = await self._answer(scope, receive, answer)
-        route = scope.get("route")
-        path = route.path if route is not None else "unmatched"
+        path = self._route_of(scope)
         seconds = time.monotonic() - began
         self._metrics.http_request(path, scope["method"], status, seconds)
         if self._log_requests:
             client, method = self._proxies.client_of(scope), scope["method"][:16]
-            logger.info("%s %s %s %d %.3f s %s", client, method, path, status, seconds, request_id)
+            level = logging.DEBUG if path in PROBES else logging.INFO
+            line = "%s %s %s %d %.3f s %s"
+            logger.log(level, line, client, method, path, status, seconds, request_id)
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path of the route, as it is declared."""
+        route = scope.get("route")
+        if route is None:
+            matching = (each for each in self._routes if each.matches(scope)[0] is not Match.NONE)
+            route = next(matching, None)
+        return route.path if isinstance(route, Route) else "unmatched"
 
     async def _answer(self, scope: Scope, receive: Receive, answer: _Answer) -> int:
         body = Body(receive)

