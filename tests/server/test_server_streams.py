@@ -13,6 +13,7 @@ from tokenspeed.engine.attached import EngineDead
 from tokenspeed.request import FinishReason, RequestDelta
 from tokenspeed.server import stream
 from tokenspeed.server.errors import unavailable
+from tokenspeed.structured.host import GrammarHost
 
 
 class Connection:
@@ -75,6 +76,26 @@ async def test_leaving_clients_abort_all_their_samples(
     assert f'method="POST",path="{path}",status="499"}} 5.0' in metrics
     ask.engine.gate.set()
     ask.engine.pause_s = 0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("busy_with", ["a grammar", "a text"])
+async def test_clients_that_leave_while_they_are_prepared_are_waited_for_no_longer(
+    ask: Asker, monkeypatch: pytest.MonkeyPatch, streams: bool, busy_with: str
+) -> None:
+    fields: dict[str, Any] = {"stream": streams}
+    if busy_with == "a grammar":
+        monkeypatch.setattr(GrammarHost, "open", lambda self, job: None)  # as if one never came
+        fields |= {"guided_regex": "never_ready", "ignore_eos": False}
+    else:
+        monkeypatch.setattr(ask.state.offload, "run", lambda *_: asyncio.Event().wait())
+    connection = Connection(ask, CHAT, **fields)
+    await connection.until(lambda: ask.state.num_active)
+    await asyncio.sleep(0.02)
+    connection.left.set()
+    await asyncio.wait_for(connection.task, 2)
+    assert not connection.is_complete and not ask.state.grammars.num_waiting
+    monkeypatch.undo()
 
 
 async def test_bodies_that_come_in_at_once_are_bounded_together() -> None:

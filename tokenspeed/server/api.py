@@ -63,6 +63,12 @@ class Api(Generic[R, J]):
         with job.place:
             return await self.complete(state, request, job)
 
+    async def send(self, state: ServerState, request: R, send: Send) -> None:
+        """The same as a stream of events. Raises before anything is sent, or not at all."""
+        job = await self.prepare(state, request)
+        with job.place:
+            await send_stream(send, self.stream(state, request, job))
+
 
 CHAT = Api(
     path="/v1/chat/completions",
@@ -119,10 +125,7 @@ class ApiEndpoint:
                 request = api.parse(state, parse_json(body))
                 del body
             if request.stream:
-                job = await api.prepare(state, request)
-                with job.place:
-                    blocks = api.stream(state, request, job)
-                    await send_stream(receive, send, blocks)
+                await until_disconnect(receive, api.send(state, request, send))
             else:
                 answer = await until_disconnect(receive, api.create(state, request))
                 await send_json(send, msgspec.json.encode(answer))

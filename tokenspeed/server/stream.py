@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Protocol
 
 import msgspec
-from starlette.types import Receive, Send
+from starlette.types import Send
 
-from tokenspeed.server.asgi import until_disconnect
 from tokenspeed.server.errors import as_api_error
 from tokenspeed.server.generation import Piece, UsageCount
 from tokenspeed.server.job import Job, offload
@@ -147,14 +146,10 @@ class Pulse:
         self._timer = self._loop.call_at(later, self._look)
 
 
-async def send_stream(receive: Receive, send: Send, blocks: AsyncGenerator[bytes, None]) -> None:
-    """Send the blocks as an event stream. Raises ClientGone when the client leaves; one that does
-    not read any more is cut by the HTTP server.
+async def send_stream(send: Send, blocks: AsyncGenerator[bytes, None]) -> None:
+    """Send the blocks as an event stream. A client that does not read any more is cut by the HTTP
+    server.
     """
-    await until_disconnect(receive, _send_blocks(send, blocks))
-
-
-async def _send_blocks(send: Send, blocks: AsyncGenerator[bytes, None]) -> None:
     async with contextlib.aclosing(blocks):
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         try:
