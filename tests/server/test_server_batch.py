@@ -1,4 +1,4 @@
-"""Batch files: good and bad lines, resuming, torn and foreign outputs, failures of the engine."""
+"""Batch files: good and bad lines, resuming, torn and foreign outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from server_fakes import ANSWER, CHAT, COMPLETIONS, FakeClient, make_state
 
 from tokenspeed.config import make_config
-from tokenspeed.engine.attached import EngineDead
 from tokenspeed.options import ConfigError
 from tokenspeed.server import batch as batch_module
 from tokenspeed.server.batch import batch, run_batch
@@ -147,28 +146,6 @@ async def test_a_duplicate_written_under_the_id_is_no_answer(state: Any, tmp_pat
     held = {"id": "1", "custom_id": "a0", "response": None, "error": error}
     out = tmp_path / "out.jsonl"
     assert await run(state, source, write(out, [held])) == BatchCounts(completed=1)
-
-
-async def test_a_dying_engine_blames_no_line(state: Any, tmp_path: Path) -> None:
-    state.client.die_after = 150
-    source = write(tmp_path / "in.jsonl", [line(f"{i}") for i in range(20)])
-    out = tmp_path / "out.jsonl"
-    with pytest.raises(EngineDead):
-        await run(state, source, str(out), concurrency=4)
-    assert not state.client.running
-    assert all(entry["response"]["status_code"] == 200 for entry in read(out))
-    done = len(read(out))
-    client = FakeClient()
-    counts = await run(make_state(client), source, str(out))
-    assert counts == BatchCounts(completed=20 - done, skipped=done) and 0 < done < 20
-
-
-async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
-    client = FakeClient()
-    state = make_state(client, max_num_seqs=1, max_queued_requests=1)
-    source = write(tmp_path / "in.jsonl", [line(f"{i}") for i in range(4)])
-    counts = await run(state, source, str(tmp_path / "out.jsonl"), concurrency=4)
-    assert counts == BatchCounts(completed=4)
 
 
 async def test_unusable_files(state: Any, tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ class _Run:
         self._counts, self._progress = counts, progress
         self._reader = _Reader()
         self._reading = asyncio.Lock()
+        self._told_to_wait = False
 
     async def work(self) -> None:
         while (numbered := await self._next()) is not None:
@@ -229,9 +230,33 @@ class _Run:
             )
         if self._skip(request.custom_id):
             return None
-        status, body = await _respond(self._state, APIS[request.url], request.body)
+        status, body = await self._respond(APIS[request.url], request.body)
         response = BatchResponse(status, f"req_{uuid.uuid4().hex}", msgspec.Raw(body))
         return BatchLine(id=answer_id, custom_id=request.custom_id, response=response)
+
+    async def _respond(self, api: Api[Any, Any], body: dict[str, object]) -> tuple[int, bytes]:
+        """Status and JSON body of one request, which waits for as long as there is nothing wrong
+        with it but the time. Raises EngineDead: then no line is to blame.
+        """
+        state = self._state
+        while True:
+            try:
+                request = api.parse(state, body)
+                if request.stream:
+                    raise unsupported("stream", "a batch file holds whole answers")
+                answer = msgspec.json.encode(await api.create(state, request))
+                self._told_to_wait = False
+                return 200, answer
+            except Exception as error:
+                if state.phase == "dead":
+                    raise EngineDead(state.client.failure or "the engine is gone") from error
+                shown = as_api_error(error, "a batch request")
+                if "Retry-After" not in shown.headers:
+                    return shown.status, body_for(api.path, shown)
+                if shown.status != 429 and not self._told_to_wait:
+                    logger.warning("batch: waiting; %s", shorten(shown.message, 300))
+                    self._told_to_wait = True
+                await asyncio.sleep(BUSY_WAIT_S)
 
     def _skip(self, key: str | int) -> bool:
         """Whether the output has the line's answer already; counts it if so."""
@@ -290,23 +315,3 @@ class _Reader:
             shown = shorten(custom_id, 100)
             raise _BadLine(DUPLICATE, f"custom_id {shown!r} stood on an earlier line")
         self._seen.add(custom_id)
-
-
-async def _respond(
-    state: ServerState, api: Api[Any, Any], body: dict[str, object]
-) -> tuple[int, bytes]:
-    """Status and JSON body of one request. Raises EngineDead: then no line is to blame."""
-    while True:
-        try:
-            request = api.parse(state, body)
-            if request.stream:
-                raise unsupported("stream", "a batch file holds whole answers")
-            return 200, msgspec.json.encode(await api.create(state, request))
-        except Exception as error:
-            if state.phase == "dead":
-                raise EngineDead(state.client.failure or "the engine is gone") from error
-            shown = as_api_error(error, "a batch request")
-            if shown.status == 429:
-                await asyncio.sleep(BUSY_WAIT_S)
-                continue
-            return shown.status, body_for(api.path, shown)
