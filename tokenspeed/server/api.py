@@ -14,7 +14,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server import chat, completions, messages, responses
-from tokenspeed.server.asgi import read_json_body, send_json, until_disconnect
+from tokenspeed.server.answer_json import send_answer
+from tokenspeed.server.asgi import read_json_body, until_disconnect
 from tokenspeed.server.limits import check_limits
 from tokenspeed.server.protocol import RequestFields, parse_json, parse_request
 from tokenspeed.server.protocol_chat import ChatCompletion, ChatRequest
@@ -128,4 +129,4 @@ class ApiEndpoint:
                 await until_disconnect(receive, api.send(state, request, send))
             else:
                 answer = await until_disconnect(receive, api.create(state, request))
-                await send_json(send, msgspec.json.encode(answer))
+                await send_answer(send, answer)

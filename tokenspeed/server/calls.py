@@ -10,7 +10,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from tokenspeed.server import admin, messages, tokens
-from tokenspeed.server.asgi import read_json_body, send_json, until_disconnect
+from tokenspeed.server.answer_json import send_answer
+from tokenspeed.server.asgi import read_json_body, until_disconnect
 from tokenspeed.server.limits import check_limits
 from tokenspeed.server.protocol import RequestFields, parse_json, parse_request
 from tokenspeed.server.protocol_chat import ChatRequest
@@ -148,4 +149,4 @@ class CallEndpoint:
                 )
                 del body, value
             answer: Any = await until_disconnect(receive, call.run(state, request))
-            await send_json(send, msgspec.json.encode(answer))
+            await send_answer(send, answer)
