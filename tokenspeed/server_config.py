@@ -65,6 +65,13 @@ class ServerConfig(Settings):
     engine_startup_timeout: float = option(
         1800.0, "seconds until a start-up counts as failed", low=1.0, high=86400.0
     )
+    engine_restarts: int = option(
+        0,
+        "how many times in any hour an engine that dies after it has served is started again; "
+        "requests in it end with an error, new ones get 503 meanwhile; beyond that the server ends",
+        low=0,
+        high=1000,
+    )
     served_model_name: tuple[str, ...] = option(
         (), "name(s) shown by the API (default: the model's)"
     )

@@ -1,6 +1,7 @@
 """What befalls a server: its engine is killed or held in every phase, and its port is taken.
 
-An engine that is gone ends the server, and says so to everybody; one that hangs is waited for.
+An engine that is gone ends the server unless it is started again by option, and says so to
+everybody; one that hangs is waited for.
 """
 
 from __future__ import annotations
@@ -102,6 +103,27 @@ def test_a_killed_engine_ends_all_with_the_reason(words: tuple[str, ...], phase:
                 assert server.status("/health") in (503, 0)
         assert server.end(15) == 1
         assert "SIGKILL" in server.log and "Traceback" not in server.log
+
+
+@long
+def test_a_killed_engine_is_started_again_by_option(words: tuple[str, ...]) -> None:
+    with served(*words, "--engine-restarts", "2") as server:
+        server.wait_ready()
+        expected = ask(server).json()["choices"]
+        for phase in PHASES:
+            with Held(server, phase) as held:
+                os.kill(server.engine_id, signal.SIGKILL)
+                assert held.events()[-1]["error"]["code"] == "engine_dead"
+                assert held.whole.result().headers["x-should-retry"] == "false"
+            assert (server.status("/health"), server.status("/ready")) == (200, 503)
+            answer = ask(server)
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+            server.wait_ready()
+            assert ask(server).json()["choices"] == expected
+        server.wait_idle()
+        os.kill(server.engine_id, signal.SIGKILL)
+        assert server.end(15) == 1
+        assert "started again 2 times (--engine-restarts)" in " ".join(server.log.split())
 
 
 @long

@@ -66,9 +66,14 @@ class Served:
         match = ready.search(self.log())
         assert match, "it did not get ready"
         self.port = int(match[1])
-        (self.engine,) = self._children(ENGINE)
+        self.find_engine()
         self.folder = self._shared_folder()
         self._others = [self.engine, self.sibling]
+
+    def find_engine(self) -> int:
+        """The engine's process, which may be another than before."""
+        (self.engine,) = self._children(ENGINE)
+        return self.engine
 
     @property
     def sibling(self) -> int:

@@ -34,6 +34,13 @@ def test_a_line_shows_what_happened_since_the_last() -> None:
     assert stuck.endswith("Prefix cache hit rate: 25.0%"), "no prompt came that could change it"
 
 
+def test_an_engine_that_was_started_again_counts_from_zero() -> None:
+    log = LoadLog(Stats(steps=900, prompt_tokens=1000, generation_tokens=1000), 0.0)
+    line = log.line(Stats(steps=3, prompt_tokens=20, generation_tokens=5), 10.0)
+    assert line is not None
+    assert "prompt throughput: 2.0 tokens/s, Avg generation throughput: 0.5 tokens/s" in line
+
+
 @pytest.mark.parametrize(
     ("stats", "is_told"),
     [

@@ -210,6 +210,38 @@ def test_the_engine_s_end_is_everybody_s(model: str) -> None:
         assert made.log().count("the engine is dead: ") == 1
 
 
+def test_an_engine_that_is_started_again_is_everybody_s(model: str) -> None:
+    """What ran in it ends with an error in each process; then all serve as before, until the limit
+    is reached.
+    """
+    with serving(model, "--engine-restarts", "1") as made:
+        expected = made.complete(made.pid)["choices"]
+        pids, lost = made.pids, made.engine
+        streams = [made.stream(pid) for pid in pids]
+        os.kill(lost, signal.SIGKILL)
+        for stream in streams:
+            assert '"code":"engine_dead"' in stream.rest()
+        for pid in pids:
+            assert made.ask(pid, "GET", "/health")[0] == 200
+            for method, path, body in (
+                ("GET", "/ready", None),
+                ("POST", "/v1/completions", {"prompt": [5]}),
+            ):
+                status, _, headers = made.ask(pid, method, path, body)
+                assert status == 503 and int(headers["retry-after"]) > 0
+            assert made.figure(pid, "engine_up") == 0
+        for pid in pids:
+            until(lambda pid=pid: made.ask(pid, "GET", "/ready")[0] == 200)
+            assert made.complete(pid)["choices"] == expected
+        assert made.pids == pids and made.find_engine() != lost
+        told = " ".join(made.log().split())
+        assert "killed by SIGKILL" in told and "it is started again, 1 of 1 times" in told
+        assert "the engine serves again after" in told
+        os.kill(made.engine, signal.SIGKILL)
+        assert made.end() == 1
+        assert "it has been started again 1 times (--engine-restarts)" in made.log()
+
+
 @pytest.mark.long
 def test_nothing_is_left_when_the_first_is_killed(model: str) -> None:
     with serving(model) as made:

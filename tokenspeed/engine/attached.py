@@ -49,6 +49,10 @@ class EngineRefused(EngineDead):
     """It could not start with these settings, or with this model."""
 
 
+class EngineAway(EngineDead):
+    """It died before it was asked, and another is being started in its place."""
+
+
 class Sink(Protocol):
     """Takes what a request receives, on the event loop; neither call may block or raise."""
 
@@ -62,7 +66,8 @@ class AttachedClient:
     """Requests to one engine. Lives on one event loop.
 
     `state` goes loading -> ready -> dead, or loading -> dead; `failure` says why it is dead. Who
-    started the engine knows of its end first, and tells it with `note_death`.
+    started the engine knows of its end first, and tells it with `note_death`; or with `note_loss`
+    and `follow` if another takes its place, which makes `state` loading again.
     """
 
     def __init__(self) -> None:
@@ -80,7 +85,7 @@ class AttachedClient:
         self._sinks: dict[str, Sink] = {}
         self._settled = asyncio.Event()  # ready or dead
         self._is_refused = False
-        self._resources = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()  # of one engine's life
 
     def attach(self, address: str) -> None:
         """Connect, and read from now on. The engine may bind the address a moment later."""
@@ -109,9 +114,12 @@ class AttachedClient:
 
     def submit(self, request: GenerateRequest, sink: Sink) -> None:
         """Start a request in an engine that is ready; `sink` gets its deltas, the last with a
-        finish reason. Raises EngineDead, or InvalidRequest for an id that is in use.
+        finish reason. Raises EngineDead (EngineAway if there will be another), or InvalidRequest
+        for an id that is in use.
         """
         self._require_alive()
+        if self.state == "loading":
+            raise EngineAway("the engine is being started")
         if request.id in self._sinks:
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
         self._sinks[request.id] = sink
@@ -147,9 +155,27 @@ class AttachedClient:
         self.state, self.failure = "dead", message
         self.phases.end()
         self._settled.set()
+        self._fail_all(self._death())
+
+    def note_loss(self, message: str) -> None:
+        """The engine is gone, and another one will be there to `follow`."""
+        self.state, self.progress = "loading", Loading("restart", "the engine is started again")
+        self._settled.clear()
+        self._fail_all(EngineDead(message))
+        self.commands.fail(EngineAway(message))  # those to come
+
+    def follow(self, address: str) -> None:
+        """Attach to the engine that takes the place of one that was lost."""
+        self._resources.close()
+        self._sinks.clear()
+        self.commands = Commands(self._send)
+        self.stats, self.stats_at = Stats(), time.monotonic()
+        self.attach(address)
+
+    def _fail_all(self, error: EngineDead) -> None:
         for sink in tuple(self._sinks.values()):
-            sink.fail(self._death())
-        self.commands.fail(self._death())
+            sink.fail(error)
+        self.commands.fail(error)
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -182,7 +208,8 @@ class AttachedClient:
                 self.commands.put(message)
             elif isinstance(message, Loading):
                 self.progress = message
-                self.phases.enter(message.phase)
+                if self.ready is None:  # the phases are those of the first start
+                    self.phases.enter(message.phase)
             elif isinstance(message, Ready):
                 self.ready, self.state = message, "ready"
                 self.phases.end()

@@ -1,4 +1,6 @@
-"""A client that owns its engine process: starts it, passes its log on, ends it. No torch."""
+"""A client that owns its engine process: starts it, passes its log on, ends it, and starts another
+if it may. No torch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,6 +22,8 @@ import zmq
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import Launch, Shutdown
+from tokenspeed.engine.restarts import Restarts
+from tokenspeed.log import logger
 from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import span
 
@@ -33,11 +39,20 @@ LAST_LINES = 3
 
 class EngineClient(AttachedClient):
     """One engine process and its first client. Others may attach at `address`; what they share lies
-    in `folder`, which goes with the engine.
+    in `folder`, which goes with the client.
+
+    An engine that has served and dies is started again as `restarts` allow: `on_loss` is told why,
+    and `address` is that of the next one then. Settings that it refuses are no such death.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, restarts: Restarts | None = None) -> None:
         super().__init__()
+        self.on_loss: Callable[[str], None] | None = None
+        self._restarts = restarts
+        self._restart: asyncio.Task[None] | None = None
+        self._is_lost = False  # from a death until the next start
+        self._number = 0
+        self._kept = contextlib.ExitStack()
         # What only the HTTP side needs, its keys above all, stays here.
         engine_side = ServerConfig(log_level=config.server.log_level)
         self._config = dataclasses.replace(config, server=engine_side)
@@ -53,22 +68,32 @@ class EngineClient(AttachedClient):
         self.phases.enter("process")
         try:
             self.folder = _socket_folder()
-            self._resources.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self.address = f"ipc://{self.folder}/engine"
+            self._kept.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            self._move()
             self.attach(self.address)
             with span("engine.spawn"):
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-P", "-m", "tokenspeed.engine.process"),  # -P: not from the current folder
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.PIPE,
-                )
+                await self._spawn()
         except (OSError, zmq.ZMQError) as error:
             self._resources.close()
+            self._kept.close()
             self.note_death(f"the engine process could not be started: {error}")
             raise self._death() from None
-        self._process = process
+
+    def _move(self) -> None:
+        """Each engine has an address of its own: nothing that was meant for one reaches another."""
+        self._number += 1
+        self.address = f"ipc://{self.folder}/engine-{self._number}"
+
+    async def _spawn(self) -> None:
+        """Start a process at `address`, and watch it. Raises OSError."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-P", "-m", "tokenspeed.engine.process"),  # -P: not from the current folder
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        self._process, self._tail = process, ""
         assert process.stdin is not None  # kept open: its end is how the engine knows ours
         process.stdin.write(msgspec.json.encode(Launch(self.address, self._config)) + b"\n")
         self._run(asyncio.create_task(self._watch(process)))
@@ -84,14 +109,62 @@ class EngineClient(AttachedClient):
         if self._is_closing:
             return
         self._is_closing = True
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.wait([self._restart])
         patience = 0.0  # while it loads it may not listen, and has nothing to lose
         if self.state == "ready":
             self._send(Shutdown())
             patience = SHUTDOWN_S
         self.note_death("the engine was closed")
-        with self._resources:
+        with self._kept, self._resources:
             if self._process is not None:
                 await _end(self._process, patience)
+
+    def note_death(self, message: str, *, is_refusal: bool = False) -> None:
+        """The engine is gone: for good, or until the next one is there."""
+        if self._is_lost and not self._is_closing:
+            return
+        was_served = self.ready is not None and self.state != "dead"
+        if not was_served or is_refusal or self._is_closing or self._restarts is None:
+            super().note_death(message, is_refusal=is_refusal)
+        elif not self._restarts.allow():
+            limit = self._restarts.limit
+            spent = f"; it has been started again {limit} times (--engine-restarts)"
+            super().note_death(message + (spent if limit else ""))
+        else:
+            self._is_lost = True
+            self._move()
+            logger.error(
+                "%s; it is started again, %d of %d times (--engine-restarts)",
+                *(message, self._restarts.count, self._restarts.limit),
+            )
+            self.note_loss(message)
+            if self.on_loss is not None:
+                self.on_loss(message)
+            if self._restart is not None:  # it waits for the one that is lost
+                self._restart.cancel()
+            self._restart = asyncio.create_task(self._start_again())
+            self._restart.add_done_callback(self._note_failure)
+
+    async def _start_again(self) -> None:
+        began = time.monotonic()
+        assert self._process is not None
+        await _end(self._process, SHUTDOWN_S)
+        if self._is_closing:  # before Python 3.12 `wait_for` may swallow that this is cancelled
+            return
+        self.follow(self.address)
+        for left in self.folder.glob("engine-*"):
+            left.unlink(missing_ok=True)
+        try:
+            await self._spawn()
+            self._is_lost = False
+        except OSError as error:
+            super().note_death(f"the engine process could not be started again: {error}")
+            return
+        await self._settled.wait()
+        if self.state == "ready":
+            logger.info("the engine serves again after %.1f s", time.monotonic() - began)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Pass the engine's log on, then wait for its end."""

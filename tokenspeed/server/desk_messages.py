@@ -113,5 +113,12 @@ class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True):
     message: str
 
 
+class EngineLost(msgspec.Struct, tag="engine_lost", frozen=True):
+    """It has ended, and another one will be there, at that address."""
+
+    message: str
+    address: str
+
+
 ToDesk = Serving | Pong | Keep | Find | Forget | TakePlace | GivePlace
-FromDesk = Answer | Started | Ping | Drain | Stop | Reload | EngineGone
+FromDesk = Answer | Started | Ping | Drain | Stop | Reload | EngineGone | EngineLost

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tokenspeed.engine.attached import EngineDead
+from tokenspeed.engine.attached import EngineAway, EngineDead
 from tokenspeed.log import logger
 from tokenspeed.request import InvalidRequest
 
@@ -174,6 +174,8 @@ def as_api_error(error: Exception, what: str) -> APIError:
         return error
     if isinstance(error, InvalidRequest):
         return bad_request(str(error), error.param, error.code)
+    if isinstance(error, EngineAway):
+        return unavailable("The engine is being started again.", "loading")
     if isinstance(error, EngineDead):
         return engine_failed("The engine stopped while it worked on this request.")
     logger.error("%s failed", what, exc_info=error)

@@ -23,7 +23,8 @@ class LoadLog:
         """What happened since the last call, `now` being seconds; None if nothing did. The prefix
         cache's hit rate is that of the prompts since then, or the last one that was known.
         """
-        before, self._stats = self._stats, stats
+        is_another = stats.steps < self._stats.steps  # an engine that was started again
+        before, self._stats = Stats() if is_another else self._stats, stats
         seconds, self._time = now - self._time, now
         num_prompt = stats.prompt_tokens - before.prompt_tokens
         num_generated = stats.generation_tokens - before.generation_tokens

@@ -17,6 +17,7 @@ import uvloop
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import EngineDead
 from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
@@ -25,6 +26,7 @@ from tokenspeed.server.tls import tls_context
 from tokenspeed.spans import span
 
 MAX_FILES = 1 << 16
+HOUR_S = 3600.0
 
 _RUN = "tokenspeed.server.run"
 
@@ -65,7 +67,7 @@ def _raise_file_limit() -> None:
 
 async def _serve(config: Config, listener: socket.socket) -> int:
     began = time.monotonic()
-    client = EngineClient(config)
+    client = EngineClient(config, Restarts(config.server.engine_restarts, HOUR_S))
     try:
         await client.start()
     except EngineDead as error:

@@ -23,6 +23,7 @@ from tokenspeed.server.desk_client import DeskClient
 from tokenspeed.server.desk_messages import (
     QUEUE,
     EngineGone,
+    EngineLost,
     FromDesk,
     Orders,
     Reload,
@@ -119,6 +120,9 @@ class Listener:
             self._client.phases.adopt(message.phases)
         elif isinstance(message, EngineGone):
             self._client.note_death(message.message)
+        elif isinstance(message, EngineLost):
+            self._client.note_loss(message.message)
+            self._client.follow(message.address)
         elif isinstance(message, Reload):
             if self._reload is not None:
                 self._reload()

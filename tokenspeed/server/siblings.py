@@ -14,8 +14,6 @@ import shutil
 import signal
 import socket
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -25,9 +23,19 @@ import msgspec
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import EngineDead
 from tokenspeed.engine.client import EngineClient
+from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
 from tokenspeed.server.desk import Desk
-from tokenspeed.server.desk_messages import QUEUE, Drain, FromDesk, Orders, Ping, Started, Stop
+from tokenspeed.server.desk_messages import (
+    QUEUE,
+    Drain,
+    EngineLost,
+    FromDesk,
+    Orders,
+    Ping,
+    Started,
+    Stop,
+)
 from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.listener import share
 from tokenspeed.server.queue_table import QueueTable
@@ -69,7 +77,7 @@ class Siblings:
         self.shared = alone(config.server)
         self._siblings: dict[int, _Sibling] = {}
         self._number = 0
-        self._ends: deque[float] = deque(maxlen=RESTARTS + 1)
+        self._restarts = Restarts(RESTARTS, WINDOW_S)
         self._all_serve = asyncio.Event()
         self._started: Started | None = None
         self._is_ending = False
@@ -107,6 +115,7 @@ class Siblings:
         self._resources.callback(serving.cancel)
         pinging = asyncio.create_task(self._ping())
         self._resources.callback(pinging.cancel)
+        self._client.on_loss = self._note_loss
         self._keepers = [asyncio.create_task(self._keep(row)) for row in self._rows]
 
     async def wait_serving(self) -> None:
@@ -172,8 +181,7 @@ class Siblings:
             ending = _describe_end(code)
             if not self._all_serve.is_set():
                 raise SiblingsFailed(f"HTTP process {row} of the server {ending} while it started")
-            self._ends.append(time.monotonic())
-            if len(self._ends) > RESTARTS and self._ends[-1] - self._ends[0] < WINDOW_S:
+            if not self._restarts.allow():
                 raise SiblingsFailed(
                     f"HTTP process {row} of the server {ending}: "
                     f"more than {RESTARTS} such ends in {WINDOW_S:g} s"
@@ -262,6 +270,15 @@ class Siblings:
                     _kill(sibling.process)
                 sibling.num_unanswered += 1
                 self._desk.tell(sibling.number, Ping())
+
+    def _note_loss(self, message: str) -> None:
+        """Siblings follow the engine. One that is only starting might miss where to: it is started
+        again, with other orders.
+        """
+        self.tell(EngineLost(message, self._client.address))
+        for sibling in self._siblings.values():
+            if not sibling.is_serving:
+                _kill(sibling.process)
 
     async def _have_it_noticed(self) -> None:
         """An engine that does nothing finds that a client is gone when it tells all something."""
