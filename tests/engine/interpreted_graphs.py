@@ -13,6 +13,7 @@ from torch import Tensor
 from tokenspeed.compile.cudagraph import GraphPool
 from tokenspeed.config import CompileConfig, Config, SchedulerConfig
 from tokenspeed.engine import trial
+from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.kernel_warmup import warm_up_kernels
@@ -114,24 +115,38 @@ def test_every_kernel_is_launched_before_there_are_requests(tiny_model: str) -> 
 def test_a_trial_counts_what_is_gone_meanwhile(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 bytes before, 110 after the largest step, 310 after the first graphs, 320 after one."""
-    taken = iter([10, 110, 110, 310, 320])
-    monkeypatch.setattr(trial, "_taken", lambda device: next(taken))
-    engine = tiny_engine(tiny_model, attention_backend="triton", level=0)
+    """Torch: 10 bytes before, 170 after the largest step, 370 after the first graphs, 380 after one
+    more. Outside: once there is less than is thought least of graphs, and once more.
+    """
+    least = trial._GRAPH
+    seen = [(10, 5), (170, 6), (170, 6), (370, 7), (380, 8)]
+    greedy = [*seen[:3], (370, 6 + 9 * least), (380, 6 + 10 * least)]
+    launched: list[object] = []
+    monkeypatch.setattr(trial, "warm_up_kernels", lambda *given, **sizes: launched.append(sizes))
+    for used, outside in ((seen, 4 * least), (greedy, 11 * least)):
+        taken = iter([trial.Used(*each) for each in used])
+        with monkeypatch.context() as patch:
+            patch.setattr(trial, "_used", lambda device, taken=taken: next(taken))
+            needs = try_out(tiny_model)
+        assert {"max_rows": 4, "token_budget": 40, "num_kinds": 1} in launched
+        activations = 160 + 160 // trial._FRAGMENTS + trial._SLACK
+        assert needs == trial.Needs(activations, graphs=200 + 10 * 2 + outside)
+        assert next(taken, None) is None
+
+
+def try_out(folder: str) -> trial.Needs:
+    engine = tiny_engine(folder, attention_backend="triton", level=0)
     config = Config(
         compile=CompileConfig(level=2, cudagraph_capture_sizes=(1, 2, 3, 4)),
         scheduler=SchedulerConfig(max_num_seqs=4, chunked_prefill_size=40),
     )
     worker = engine._worker
     assert isinstance(worker, Worker)
-    model = resolve_served(tiny_config(tiny_model))
+    model = resolve_served(tiny_config(folder, attention_backend="triton"))
     groups = cache_groups(model.family.cache_specs(model.config))
-    needs = trial.try_out(
-        *(config, worker._executable, groups),
-        dtype=torch.float32, kv_dtype=torch.float32, device=worker.slots.device, max_model_len=32,
+    return trial.try_out(
+        *(config, worker._executable, groups, PendingAttention(model)),
+        dtype=torch.float32, kv_dtype=torch.float32, device=worker.slots.device,
+        vocab_size=model.config.vocab_size, max_model_len=32,
         progress=lambda phase, detail: None,
     )  # fmt: skip
-    assert needs == trial.Needs(
-        activations=100 + trial._SLACK, graphs=200 + 10 * 2 + 4 * trial._GRAPH
-    )
-    assert next(taken, None) is None

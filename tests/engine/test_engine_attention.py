@@ -33,7 +33,9 @@ def model(name: str, **options: Any) -> Any:
         stored="safetensors", dtype="bfloat16", max_model_len=64, serves_flashinfer=True
     )
     resolution = resolve(make_config({"attention_backend": name} | options), machine, facts)
-    return SimpleNamespace(resolution=resolution, settings=resolution.config, dtype=BF16)
+    return SimpleNamespace(
+        resolution=resolution, settings=resolution.config, dtype=BF16, kv_dtype=BF16
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +81,28 @@ def test_a_backend_is_made_with_its_library(
         "attention: flashinfer (head size 128 on sm_90: FlashAttention-3 for prompts" in caplog.text
     )
     assert "attention: triton (as asked)" in caplog.text
+
+
+def test_a_backend_is_made_anew_for_other_pages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for the trial, once to serve: a library that failed is not asked again."""
+    asked = []
+
+    def fail() -> None:
+        asked.append(1)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(attention, "_import_flashinfer", fail)
+    for name in ("auto", "triton"):
+        pending, groups = PendingAttention(model(name)), cache_groups([SPEC])
+        slots = Slots(2, 64, 1, 16, CPU, scratch_page=0)
+        pools = [PagePool(groups, count, 16, BF16, CPU) for count in (1, 8)]
+        first, second = (pending.make(groups, pool, slots) for pool in pools)
+        assert type(first) is type(second) is TritonAttention
+        pages = [each._layers[0].keys for each in (first, second)]  # type: ignore[union-attr]
+        assert [len(each) for each in pages] == [2, 9]
+    assert asked == [1] and caplog.text.count("flashinfer is left out") == 1
 
 
 def test_a_library_that_fails_costs_speed_unless_it_was_asked_for(

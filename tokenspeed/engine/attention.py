@@ -53,31 +53,34 @@ class PendingAttention:
                 "of two tokens; use 16, or --attention-backend torch"
             )
         if self._name == "flashinfer":
+            _tell_of_builds(model.dtype, model.kv_dtype)
             importer = ThreadPoolExecutor(1, "import-attention")
             self._library = importer.submit(carried(_import_flashinfer))
             importer.shutdown(wait=False)
 
-    def result(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
-        """The backend, its kernels loaded. Raises ConfigError if one that was asked for fails."""
-        name, reason = self._name, self._reason
+    def make(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
+        """A backend on these pages, its kernels loaded; each is one of its own. Raises ConfigError
+        if one that was asked for fails.
+        """
         if self._library is not None:
             try:
-                attention: Attention = _flashinfer(
-                    *(self._library.result(), groups, pool, slots, self._dtype)
-                )
+                return _flashinfer(self._library.result(), groups, pool, slots, self._dtype)
             except (ImportError, OSError, RuntimeError) as error:
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 if self._is_asked_for:
                     problem = f"--attention-backend flashinfer: it fails here: {lines[0]}"
                     raise ConfigError(f"{problem}; use triton") from error
                 logger.warning("flashinfer is left out, since it fails here: %s", lines[0])
-                name, reason = "triton", "flashinfer failed"
-                attention = TritonAttention(groups, pool, slots.device_tables, self._dtype)
-        elif name == "triton":
-            attention = TritonAttention(groups, pool, slots.device_tables, self._dtype)
-        else:
-            attention = TorchAttention(groups, pool, self._dtype)
-        logger.info("attention: %s (%s)", name, reason)
+                self._name, self._reason = "triton", "flashinfer failed"
+                self._library = None
+        if self._name == "torch":
+            return TorchAttention(groups, pool, self._dtype)
+        return TritonAttention(groups, pool, slots.device_tables, self._dtype)
+
+    def result(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
+        """The one that serves."""
+        attention = self.make(groups, pool, slots)
+        logger.info("attention: %s (%s)", self._name, self._reason)
         return attention
 
 
@@ -86,15 +89,18 @@ def _import_flashinfer() -> Any:
     return importlib.import_module(_FLASHINFER)
 
 
+def _tell_of_builds(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    names = [prefill_name(dtype, HEAD_DIM)]
+    if kv_dtype != dtype:
+        names.append(fp8_prefill_name(dtype, HEAD_DIM))
+    if not all(map(is_built, names)):
+        logger.info("flashinfer compiles its prefill kernel, unless it did before: minutes")
+
+
 def _flashinfer(
     library: Any, groups: list[CacheGroup], pool: PagePool, slots: Slots, dtype: torch.dtype
 ) -> FlashInferAttention:
     device, converts = pool.keys[0].device, pool.keys[0].dtype != dtype
-    names = [prefill_name(dtype, HEAD_DIM)]
-    if converts:
-        names.append(fp8_prefill_name(dtype, HEAD_DIM))
-    if not all(map(is_built, names)):
-        logger.info("flashinfer compiles its prefill kernel, unless it did before: minutes")
 
     def make() -> Any:
         return library.make_prefill(device, converts=converts)

@@ -67,7 +67,8 @@ def build_engine(config: Config, progress: Progress, *, defer_graphs: bool = Fal
         with span("kv.build"):
             progress("kv", "")
             pool = build_pool(
-                *(model, executable, groups, scales, config.model.max_model_len, progress)
+                *(model, executable, attention, groups, scales),
+                *(config.model.max_model_len, progress),
             )
         with span("executor.init"):
             return _join(

@@ -1,4 +1,6 @@
-"""What stands on the device: pages, slots, attention, CUDA graphs, and the worker that has them."""
+"""What stands on the device: pages, slots, attention, CUDA graphs, and the worker that has them.
+What comes before the pages has launched every kernel of a GPU's (`trial.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,26 @@ import torch
 from tokenspeed.compile.runner import Executable
 from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.graph_work import GraphWork
-from tokenspeed.engine.kernel_warmup import warm_up_kernels
 from tokenspeed.engine.memory import count_pages
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
-from tokenspeed.engine.trial import Needs, try_out
+from tokenspeed.engine.trial import Needs, launch_all, try_out
 from tokenspeed.engine.worker import Worker
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kv.pool import PagePool, bytes_per_page
 from tokenspeed.kv.specs import CacheGroup, LayerScales
 from tokenspeed.log import logger
-from tokenspeed.spans import span
 
 _MIB = 1 << 20
 _GIB = 1 << 30
+_BLOCK = 2 << 20
 
 
 def build_pool(
     model: ServedModel,
     executable: Executable,
+    pending: PendingAttention,
     groups: list[CacheGroup],
     scales: LayerScales | None,
     asked_model_len: int | None,
@@ -36,7 +38,7 @@ def build_pool(
     of each layer's keys and values in fp8, as the checkpoint has them. Raises ConfigError if it
     cannot.
     """
-    config, needs = model.settings, _needs(model, executable, groups, progress)
+    config, needs = model.settings, _needs(model, executable, pending, groups, progress)
     block_size = config.cache.block_size
     page_bytes = bytes_per_page(groups, block_size, model.kv_dtype)
     num_pages = count_pages(
@@ -45,7 +47,7 @@ def build_pool(
         useful_tokens=config.scheduler.max_num_seqs * model.config.max_model_len,
         needed_tokens=asked_model_len or 1,
         device=model.device,
-        reserved=needs.total,
+        reserved=needs.total + _rounding(groups, model.device),
     )
     scales = _settle_scales(scales, config.cache.kv_cache_dtype)
     pool = PagePool(groups, num_pages, block_size, model.kv_dtype, model.device, scales)
@@ -56,6 +58,13 @@ def build_pool(
         *(how, num_pages * page_bytes // _MIB),
     )
     return pool
+
+
+def _rounding(groups: list[CacheGroup], device: torch.device) -> int:
+    """Bytes: torch takes whole blocks of the driver's for the keys and the values of each layer."""
+    if device.type != "cuda":
+        return 0
+    return 2 * sum(len(group.layers) for group in groups) * _BLOCK
 
 
 def _settle_scales(scales: LayerScales | None, cache_dtype: str) -> LayerScales | None:
@@ -73,17 +82,22 @@ def _settle_scales(scales: LayerScales | None, cache_dtype: str) -> LayerScales 
 
 
 def _needs(
-    model: ServedModel, executable: Executable, groups: list[CacheGroup], progress: Progress
+    model: ServedModel,
+    executable: Executable,
+    pending: PendingAttention,
+    groups: list[CacheGroup],
+    progress: Progress,
 ) -> Needs:
     """What pages must leave room for: measured on a GPU, where memory is the engine's own."""
     settings = model.settings
     if model.device.type != "cuda" or settings.compile.attention_backend == "torch":
         return Needs()
     needs = try_out(
-        *(settings, executable, groups),
+        *(settings, executable, groups, pending),
         dtype=model.dtype,
         kv_dtype=model.kv_dtype,
         device=model.device,
+        vocab_size=model.config.vocab_size,
         max_model_len=model.config.max_model_len,
         progress=progress,
     )
@@ -118,18 +132,12 @@ def build_worker(
     attention = pending.result(groups, pool, slots)
     work: GraphWork | None = None
     if not isinstance(attention, TorchAttention) and device.type == "cuda":
-        assert config.scheduler.chunked_prefill_size is not None, "settled by resolve"
-        progress("kernels", "")
-        with span("kernels.warmup"):
-            warm_up_kernels(
-                *(executable, attention, slots),
-                max_rows=config.scheduler.max_num_seqs,
-                token_budget=config.scheduler.chunked_prefill_size,
-                num_kinds=1 + max(group.layers[0] for group in groups),
-            )
+        if max_model_len != model.config.max_model_len:  # the trial had tables of another length
+            launch_all(config, executable, attention, slots, groups)
         if (config.compile.level or 0) >= 2:
             work = GraphWork(config, executable, attention, slots)
             work.record_first(progress)
+        torch.cuda.empty_cache()  # steps divide whole blocks among them, as the trial's did
     worker = Worker(
         *(executable, attention, slots),
         vocab_size=vocab_size,

@@ -1,40 +1,47 @@
 """What a start on a GPU needs beside weights and KV pages, measured before there are pages.
 
-The largest step is run, and the largest graph of each kind recorded, on a cache of one page; then
-all of it is given back. What counts is what torch took from the driver meanwhile: what the driver
-has left also shrinks when another process takes some. The pages get what is left of the share of
+The largest steps are run, and the largest graph of each kind recorded, on a cache of one page, by
+the attention and the worker that serve later; then all of it is given back. What counts is what
+torch took from the driver meanwhile, unused parts of its blocks included: what the driver has left
+also shrinks when another process takes some. What the trial leaves outside torch's memory (loaded
+modules, libraries' own) is still there when the pages are counted; only for graphs, whose part of
+the driver's memory comes again, it is measured too. The pages get what is left of the share of
 memory that the user grants.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from tokenspeed import ledger
-from tokenspeed.batch import forward_context
 from tokenspeed.compile.runner import Executable
 from tokenspeed.config import Config
+from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.device_kernels import has_kept_kernels
 from tokenspeed.engine.graph_work import GraphWork
 from tokenspeed.engine.kernel_warmup import warm_up_kernels
-from tokenspeed.engine.piece_graphs import scratch_rows
-from tokenspeed.engine.pinned import send
-from tokenspeed.engine.prefill_graphs import device_step
+from tokenspeed.engine.largest_step import run_largest
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
+from tokenspeed.engine.worker import Worker
 from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.device_step import DeviceAttention
 from tokenspeed.kernels.triton_jit import compiling_ahead
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup
 from tokenspeed.spans import span
 
 _SLACK = 256 << 20
-"""Bytes: what comes later and cannot be tried, as FlashInfer's workspaces and fragmentation."""
+"""Bytes: what comes later and cannot be tried, as modules that are loaded when first used."""
+
+_FRAGMENTS = 8
+"""One part in so many more: steps of all sizes leave torch's blocks more divided than one does."""
 
 _GRAPH = 8 << 20
-"""Bytes of the driver's for a graph, beside the memory that its kernels work in."""
+"""The least bytes of the driver's for a graph, beside the memory that its kernels work in."""
 
 
 @dataclass(frozen=True)
@@ -55,41 +62,63 @@ def try_out(
     config: Config,
     executable: Executable,
     groups: list[CacheGroup],
+    pending: PendingAttention,
     *,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
     device: torch.device,
+    vocab_size: int,
     max_model_len: int,
     progress: Progress,
 ) -> Needs:
-    """Run and record what is largest. Raises torch.OutOfMemoryError where even that has no room."""
+    """Launch every kernel, then run and record what is largest. Raises torch.OutOfMemoryError where
+    even that has no room.
+    """
     progress("memory", "a trial of the largest step")
     torch.cuda.empty_cache()
-    before = _taken(device)
+    before = _used(device).by_torch
     pool = PagePool(groups, 1, config.cache.block_size, kv_dtype, device)
     slots = Slots(
         *(config.scheduler.max_num_seqs, max_model_len, len(groups), pool.block_size, device),
         scratch_page=pool.scratch_page,
     )
-    attention = TritonAttention(groups, pool, slots.device_tables, dtype)
     if _lacks_kernels():
         progress("kernels", "compiled on all cores")
-        with span("kernels.warmup"), compiling_ahead():  # which ends when all are compiled
-            warm_up_kernels(
-                *(executable, attention, slots),
-                max_rows=config.scheduler.max_num_seqs,
-                token_budget=config.scheduler.chunked_prefill_size or 1,
-                num_kinds=1 + max(group.layers[0] for group in groups),
-            )
+        ahead = TritonAttention(groups, pool, slots.device_tables, dtype)
+        with compiling_ahead():  # which ends when all are compiled
+            launch_all(config, executable, ahead, slots, groups)
+    attention = pending.make(groups, pool, slots)
+    assert isinstance(attention, TritonAttention), "torch's attention is not tried out"
+    progress("kernels", "")
+    launch_all(config, executable, attention, slots, groups)
+    torch.cuda.empty_cache()
     with span("kv.trial"):
-        _run_largest(config, executable, attention, slots)
-        activations = _taken(device) - before + _SLACK
+        _run_largest(config, executable, attention, slots, vocab_size)
+        taken = _used(device).by_torch - before
     graphs = 0
     if (config.compile.level or 0) >= 2:
-        graphs = _graph_bytes(GraphWork(config, executable, attention, slots), device)
+        graphs = _graph_bytes(config, executable, attention, slots)
     del attention, slots, pool
     torch.cuda.empty_cache()
-    return Needs(activations, graphs)
+    return Needs(taken + taken // _FRAGMENTS + _SLACK, graphs)
+
+
+def launch_all(
+    config: Config,
+    executable: Executable,
+    attention: DeviceAttention,
+    slots: Slots,
+    groups: list[CacheGroup],
+) -> None:
+    """Every kernel that a step may take, once."""
+    assert config.scheduler.chunked_prefill_size is not None, "settled by resolve"
+    with span("kernels.warmup"):
+        warm_up_kernels(
+            *(executable, attention, slots),
+            max_rows=config.scheduler.max_num_seqs,
+            token_budget=config.scheduler.chunked_prefill_size,
+            num_kinds=1 + max(group.layers[0] for group in groups),
+        )
 
 
 def _lacks_kernels() -> bool:
@@ -101,36 +130,53 @@ def _lacks_kernels() -> bool:
 
 
 def _run_largest(
-    config: Config, executable: Executable, attention: TritonAttention, slots: Slots
+    config: Config,
+    executable: Executable,
+    attention: TritonAttention,
+    slots: Slots,
+    vocab_size: int,
 ) -> None:
-    """A step of all tokens, every one of whose results is asked for, then logits of all rows."""
     budget, max_rows = config.scheduler.chunked_prefill_size, config.scheduler.max_num_seqs
     assert budget is not None, "settled by resolve"
-    query = slots.query(send(scratch_rows(slots, budget), slots.device), budget)
-    attention.plan_device(device_step(query, query.slots.shape[0], budget, slots.max_len))
-    with forward_context(attention):
-        hidden = executable.forward(executable.embed(query.ids), query.positions)
-    rows = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
-    logits = executable.head(hidden[rows]).float()
-    logits.clone().masked_fill_(logits > 0, 0.0)  # as penalties, bias and masks do
+    worker = Worker(executable, attention, slots, vocab_size=vocab_size, eos_ids=frozenset())
+    run_largest(worker, max_rows=max_rows, token_budget=budget, vocab_size=vocab_size)
 
 
-def _graph_bytes(work: GraphWork, device: torch.device) -> int:
+def _graph_bytes(
+    config: Config, executable: Executable, attention: TritonAttention, slots: Slots
+) -> int:
     """The largest of each kind share their memory with all others, which then cost what one more
     does.
     """
-    before = _taken(device)
+    device = slots.device
+    before = _used(device)
+    work = GraphWork(config, executable, attention, slots)
     work.record_first(lambda phase, detail: None)
-    after_first, num_later = _taken(device), work.num_later
-    each = 0
+    after_first, num_later = _used(device), work.num_later
+    later = Used(0, 0)
     if num_later:
         with span("graph.capture"):
             work.record_next()
-        each = _taken(device) - after_first
-    return after_first - before + each * num_later + _GRAPH * (len(work.graphs) + work.num_later)
+        later = _used(device).less(after_first)
+    first, count = after_first.less(before), len(work.graphs) + work.num_later
+    outside = first.outside + later.outside * num_later
+    return first.by_torch + later.by_torch * num_later + max(outside, _GRAPH * count)
 
 
-def _taken(device: torch.device) -> int:
-    """Bytes of the device that this process's tensors and graphs have, or have had."""
+class Used(NamedTuple):
+    """Bytes of the device: what torch's tensors and graphs of this process have, or have had, and
+    all others.
+    """
+
+    by_torch: int
+    outside: int
+
+    def less(self, before: Used) -> Used:
+        return Used(self.by_torch - before.by_torch, self.outside - before.outside)
+
+
+def _used(device: torch.device) -> Used:
     torch.cuda.synchronize(device)
-    return torch.cuda.memory_reserved(device)
+    free, total = torch.cuda.mem_get_info(device)
+    by_torch = torch.cuda.memory_reserved(device)
+    return Used(by_torch, total - free - by_torch)
