@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,10 @@ class Engine:
         for message in messages:
             await self._socket.send_multipart([self._client, msgspec.msgpack.encode(message)])
 
+    def send_now(self, message: Any) -> None:
+        socket: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
+        socket.send_multipart([self._client, msgspec.msgpack.encode(message)])
+
     def close(self) -> None:
         self._context.destroy(linger=0)
 
@@ -141,6 +146,43 @@ async def test_what_waits_is_taken_together(
     assert seen == list(range(num_steps)), "each step is counted"
     assert len(first.deltas) <= 2 + num_steps // attached.MAX_AT_ONCE
     client.withdraw("b")
+
+
+class Relay(Recorder):
+    """Has the engine send one more step while it takes one: an engine that is always ahead."""
+
+    def __init__(self, engine: Engine, moments: list[str]) -> None:
+        super().__init__()
+        self.taken = asyncio.Event()
+        self._engine, self._moments = engine, moments
+
+    def put(self, delta: RequestDelta) -> None:
+        super().put(delta)
+        self._moments.append("taken")
+        self.taken.set()
+        self._engine.send_now(step(0, RequestDelta(request_id="a", token_ids=[1])))
+        time.sleep(0.005)  # until it is there
+
+
+async def test_what_was_taken_is_written_before_more_is(
+    engine: Engine, client: AttachedClient
+) -> None:
+    """However fast the engine is: or its streams would stand still until it pauses."""
+    moments: list[str] = []
+    relay = Relay(engine, moments)
+    client.submit(GenerateRequest(id="a", prompt_ids=[1], params=SamplingParams()), relay)
+
+    async def write() -> None:
+        for _ in range(5):
+            await relay.taken.wait()
+            relay.taken.clear()
+            moments.append("written")
+
+    writing = asyncio.create_task(write())
+    await engine.send(step(0, delta("a", 1)))
+    await asyncio.wait_for(writing, 5)
+    assert moments[:10] == ["taken", "written"] * 5
+    client.withdraw("a")
 
 
 async def held_up(engine: Engine, messages: list[Any]) -> None:

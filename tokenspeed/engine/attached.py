@@ -190,8 +190,7 @@ class AttachedClient:
                 while len(messages) < MAX_AT_ONCE:
                     messages.append(decoder.decode(at_once.recv(zmq.NOBLOCK)))
             self._take(messages)
-            if len(messages) == MAX_AT_ONCE:
-                await asyncio.sleep(0)  # what was handed out can be written before there is more
+            await asyncio.sleep(0)  # what was handed out is written before more is taken
 
     def _take(self, messages: list[FromEngine]) -> None:
         news = _News()
