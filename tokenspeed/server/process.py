@@ -24,6 +24,7 @@ import uvloop
 from tokenspeed.engine.child import end_with_parent, read_orders
 from tokenspeed.log import setup_logging
 from tokenspeed.server.desk_messages import Orders
+from tokenspeed.server.garbage import collect_rarely
 from tokenspeed.server.sharing import share_metrics
 
 _RUN = "tokenspeed.server.sibling"
@@ -39,6 +40,7 @@ def main() -> int:
     end_with_parent(lambda: _remove(folder))
     setup_logging(orders.config.server.log_level, f"HTTP process {orders.row}")
     share_metrics(folder)
+    collect_rarely()
     run = importlib.import_module(_RUN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status: int = runner.run(run.run_sibling(orders))

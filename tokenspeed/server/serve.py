@@ -19,6 +19,7 @@ from tokenspeed.engine.attached import EngineDead
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
+from tokenspeed.server.garbage import collect_rarely
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.listener import listen
 from tokenspeed.server.siblings import Siblings
@@ -51,6 +52,7 @@ def serve(config: Config) -> int:
         importlib.import_module(_RUN).check_model(config.model)  # or it were the next complaint
         return 1
     _raise_file_limit()
+    collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener))
 
