@@ -84,9 +84,10 @@ class Generation:
         ]
         self._scores = _PromptScores(requests)
         self._ready: dict[int, list[Piece]] = {}
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._num_unfinished = len(requests)
+        self._has_tokens = False
         self._first_token = contextlib.ExitStack()
         self._exit = contextlib.ExitStack()
 
@@ -126,8 +127,8 @@ class Generation:
         Raises what ended the generation, after the pieces that came before it.
         """
         if not self._ready and self._error is None:
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if not self._ready and self._error is not None:
             raise self._error
         ready, self._ready = self._ready, {}
@@ -135,7 +136,8 @@ class Generation:
         for piece in pieces:
             if piece.new.finish_reason is not None:
                 self._num_unfinished -= 1
-            if piece.new.token_ids:
+            if piece.new.token_ids and not self._has_tokens:
+                self._has_tokens = True
                 self._first_token.close()
         return pieces
 
@@ -150,18 +152,19 @@ class Generation:
 
     def nudge(self) -> None:
         """Let `take` return, with nothing if nothing is ready."""
-        self._wake.set()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def add(self, piece: Piece) -> None:
         """For `take`."""
         for each in self._scores.release(piece):
             self._ready.setdefault(each.index, []).append(each)
-            self._wake.set()
+            self.nudge()
 
     def fail(self, error: Exception) -> None:
         """End all samples with `error`, which `take` raises after what came before it."""
         self._error = self._error or error
-        self._wake.set()
+        self.nudge()
         for sample in self._samples:
             sample.end("abort")
 
