@@ -18,17 +18,8 @@ MAX_FUNCTION_LINES = 50
 LAYERS = (
     {
         *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
-        *(
-            "draft",
-            "resolve",
-            "log",
-            "ledger",
-            "outputs",
-            "spans",
-            "prompts",
-            "progress",
-            "wording",
-        ),
+        *("draft", "resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
+        *("wording", "peers", "keywords"),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},

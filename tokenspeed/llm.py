@@ -20,13 +20,12 @@ from typing import Any, Self, cast
 import msgspec
 from tqdm import tqdm
 
-from tokenspeed.config import GROUPS, OPTIONS, Config, make_config
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.frozen import freeze_for, thaw
 from tokenspeed.engine.interrupts import hold_interrupts
+from tokenspeed.keywords import config_of
 from tokenspeed.log import logger
-from tokenspeed.options import options_of, suggest
 from tokenspeed.outputs import CompletionOutput, RequestOutput
 from tokenspeed.parsers.answer_events import AnswerEvents, message_of
 from tokenspeed.parsers.chat_plan import Chat, plan_chat
@@ -49,11 +48,12 @@ from tokenspeed.text.tokenizer import Tokenizer
 
 class LLM:
     """A model, ready to generate. Options are those of `tokenspeed serve`, with underscores, except
-    the server's own. Not thread-safe. Free it with `close`, or use it in a `with` block.
+    the server's own; names of other engines get the answers of `serve --help=compat`. Not
+    thread-safe. Free it with `close`, or use it in a `with` block.
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
-        self.config = _configure(model, options)
+        self.config = config_of(model, options)
         self._text = load_text_side(self.config.model)
         self._engine: Engine | None = build_engine(self.config, _log_progress)
         freeze_for(self._engine)
@@ -327,21 +327,6 @@ def _output(
         outputs=outputs,
         prompt_logprobs=samples[0].prompt_logprobs,
         num_cached_tokens=samples[0].num_cached_tokens,
-    )
-
-
-def _configure(model: str, options: dict[str, Any]) -> Config:
-    """Settings from keywords; TypeError for an unknown name, ConfigError for a bad value."""
-    server = {each.name for each in options_of(GROUPS["server"])}
-    known = OPTIONS.keys() - server
-    for name in options:
-        if name in server:
-            raise TypeError(f"LLM() takes no option {name!r}: it is the server's")
-        if name not in known:
-            raise TypeError(f"LLM() takes no option {name!r}{suggest(name, known)}")
-    values = {"model": model, **options}
-    return make_config(
-        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     )
 
 

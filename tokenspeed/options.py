@@ -135,9 +135,25 @@ def options_of(settings: type[Any]) -> tuple[Option, ...]:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """How an error about an unknown name ends: "; did you mean X?", or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """How an error about an unknown name ends: "; did you mean X?", or nothing. A name that has all
+    words of another, or the reverse, is nearer than one that is spelled alike.
+    """
+    plain = {each.lstrip("-").lower().replace("_", "-"): each for each in known}
+    asked = name.lstrip("-").lower().replace("_", "-")
+    ranked = difflib.get_close_matches(asked, plain, n=len(plain) or 1, cutoff=_ALIKE)
+    words = set(asked.split("-"))
+    related = [each for each in plain if _shares_words(words, set(each.split("-")))]
+    related = difflib.get_close_matches(asked, related, n=1, cutoff=0.0) or ranked
+    return f"; did you mean {plain[related[0]]}?" if related else ""
+
+
+_ALIKE = 0.65
+"""Less, and two names have nothing to do with each other."""
+
+
+def _shares_words(asked: set[str], known: set[str]) -> bool:
+    """Whether one has all words of the other, and these are enough to mean something."""
+    return len(shared := asked & known) > 1 and shared in (asked, known)
 
 
 class Suggesting(msgspec.StructMeta):

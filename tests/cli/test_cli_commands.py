@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,29 @@ from tokenspeed.engine import program
 from tokenspeed.engine.attached import EngineRefused
 from tokenspeed.engine.messages import Stats
 from tokenspeed.engine.model import resolve_served
-from tokenspeed.options import ConfigError
+from tokenspeed.options import ConfigError, suggest
+from tokenspeed.request import SamplingParams
 from tokenspeed.text.errors import ModelError
 
 EVERY = list(OPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("max_completion_tokens", SamplingParams.__struct_fields__, "max_tokens"),
+        ("max_new_tokens", SamplingParams.__struct_fields__, "max_tokens"),
+        ("temprature", SamplingParams.__struct_fields__, "temperature"),
+        ("--max-seqs", [each.flag for each in EVERY], "--max-num-seqs"),
+        ("prot", [each.flag for each in EVERY], "--port"),
+        ("--temperature", [each.flag for each in EVERY], None),
+        ("nonsense", [each.flag for each in EVERY], None),
+    ],
+)
+def test_the_nearest_name_is_one_that_could_be_meant(
+    name: str, known: Iterable[str], near: str | None
+) -> None:
+    assert suggest(name, known) == (f"; did you mean {near}?" if near else "")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -41,6 +61,10 @@ def test_help_names_every_command(words: list[str], capsys: pytest.CaptureFixtur
         (["help", "warmup", "--exprot"], "warmup: no option --exprot; did you mean --export?"),
         (["cache", "import", "./nowhere.tar"], "import: ./nowhere.tar: no such file"),
         (["cache", "import", "/"], "import: /: is a folder"),
+        (["--help=nonsense"], "unknown command nonsense (known: serve, "),
+        (["--port", "1"], "unknown command --port; options stand behind a command, as in: "),
+        (["serve", "--help=nonsense"], "serve: no option nonsense; --help lists them all"),
+        (["serve", "smolm2"], "bundled names: smollm2; did you mean smollm2?"),
         (["sreve"], "unknown command sreve; did you mean serve? (known: serve, "),
         (["serve", "--prot", "1"], "serve: unknown flag --prot; did you mean --port?"),
         (["serve", "--help=prot"], "serve: no option prot; did you mean --port?"),

@@ -7,13 +7,13 @@ import shlex
 import pytest
 
 from tokenspeed.cli import pages
-from tokenspeed.cli.answers import Known, Same
-from tokenspeed.cli.compat import OBJECTS, PEER_VALUES, TABLE
 from tokenspeed.cli.flags import Flags, known_flags
-from tokenspeed.cli.scan import Takes, scan
+from tokenspeed.cli.scan import scan
 from tokenspeed.cli.settings import COMMON, SERVE, resolve
 from tokenspeed.config import OPTIONS
 from tokenspeed.options import ConfigError
+from tokenspeed.peers.answers import Known, Same, Takes
+from tokenspeed.peers.table import OBJECTS, PEER_VALUES, TABLE
 
 FLAGS = Flags(SERVE)
 KNOWN = known_flags()

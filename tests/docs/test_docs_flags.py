@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from code_in_documents import ROOT
 
-from tokenspeed.cli.compat import PEER_VALUES
 from tokenspeed.cli.flag_pages import PAGES, main
 from tokenspeed.cli.flags import known_flags
 from tokenspeed.config import OPTIONS
+from tokenspeed.peers.table import PEER_VALUES
 
 MAKE = "it is not current: python -m tokenspeed.cli.flag_pages docs"
 

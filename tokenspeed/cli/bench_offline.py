@@ -13,15 +13,15 @@ from typing import Any
 from tokenspeed.bench.workloads import Workload, latency_workloads, throughput_workloads
 from tokenspeed.cli import pages
 from tokenspeed.cli.bench_startup import given_settings
-from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_settled
-from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, resolve
 from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import setup_logging
 from tokenspeed.options import ConfigError, Option, Settings, option, options_of
+from tokenspeed.peers.answers import Takes
+from tokenspeed.peers.table import TABLE
 from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.bench.offline"

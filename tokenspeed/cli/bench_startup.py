@@ -13,10 +13,10 @@ from typing import Any
 from tokenspeed.cli import pages
 from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_settled
-from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.config import GROUPS, OPTIONS, Config
 from tokenspeed.options import ConfigError, options_of
+from tokenspeed.peers.answers import Takes
 from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.bench.command"

@@ -12,12 +12,12 @@ from typing import Any
 from tokenspeed.cli import pages
 from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_given, print_settled
-from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError, Option, options_of, suggest
+from tokenspeed.peers.answers import Takes
 from tokenspeed.server_config import ServerConfig
 
 _RUNNER, _UPKEEP = "tokenspeed.engine.cache_commands", "tokenspeed.engine.cache_upkeep"

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from tokenspeed.cli.answers import Answer, Granted, Known, Same
-from tokenspeed.cli.compat import PEER_VALUES, TABLE
 from tokenspeed.cli.environment import ENVIRONMENT
 from tokenspeed.cli.flags import negative
 from tokenspeed.cli.pages import COMMON, allowed, default
 from tokenspeed.config import GROUPS, OPTIONS
 from tokenspeed.options import Option, options_of
+from tokenspeed.peers.answers import Answer, Granted, Known, Same
+from tokenspeed.peers.table import PEER_VALUES, TABLE
 
 _WRITTEN = (
     "<!-- Written by `python -m tokenspeed.cli.flag_pages docs`: change the source instead. -->"

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed.cli.answers import Granted, Known, Refused, Same
-from tokenspeed.cli.compat import OBJECTS, PEER_VALUES, TABLE
-from tokenspeed.cli.scan import Given, Takes, scan
+from tokenspeed.cli.scan import Given, scan
 from tokenspeed.cli.values import from_words
 from tokenspeed.options import ConfigError, Option
+from tokenspeed.peers.answers import Granted, Known, Refused, Same, Takes
+from tokenspeed.peers.table import OBJECTS, PEER_VALUES, TABLE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,8 @@ First steps
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status: 0 well, 1 failed, 2 asked for what cannot be."""
     words = sys.argv[1:] if argv is None else argv
+    if words and words[0].startswith("--help="):
+        words = ["help", words[0].removeprefix("--help="), *words[1:]]
     if words[:1] == ["help"] and len(words) > 1:
         words = _asked(words[1:])
     if not words or words[0] in ("-h", "--help", "help"):
@@ -58,7 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     command = "version" if words[0] in ("-V", "--version") else words[0]
     if command not in COMMANDS:
         known = ", ".join(COMMANDS)
-        _complain(f"unknown command {command[:100]}{suggest(command, COMMANDS)} (known: {known})")
+        hint = suggest(command, COMMANDS)
+        if command.startswith("-"):
+            hint = "; options stand behind a command, as in: tokenspeed serve --port 8000"
+        _complain(f"unknown command {command[:100]}{hint} (known: {known})")
         return 2
     try:
         status: int = importlib.import_module(COMMANDS[command][0]).main(words[1:])

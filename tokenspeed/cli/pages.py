@@ -6,12 +6,12 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from tokenspeed.cli.answers import Granted, Known, Refused, Same
-from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.environment import ENVIRONMENT
 from tokenspeed.cli.flags import known_flags, negative
 from tokenspeed.config import GROUPS
 from tokenspeed.options import ConfigError, Option, Settings, options_of, suggest
+from tokenspeed.peers.answers import Granted, Known, Refused, Same
+from tokenspeed.peers.table import TABLE
 
 _INDENT = 30
 _MAX_LISTED = 70

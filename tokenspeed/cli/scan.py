@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenspeed.options import ConfigError, suggest
-
-
-class Takes(enum.Enum):
-    """How many words follow a flag."""
-
-    NOTHING = "nothing"
-    MAYBE = "maybe one"
-    ONE = "one"
-    OBJECT = "one, a JSON object; or each of its keys with a value"
-    MANY = "many"
+from tokenspeed.peers.answers import Takes
 
 
 @dataclass(frozen=True)

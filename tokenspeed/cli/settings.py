@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenspeed.cli.environment import read_environment
 from tokenspeed.cli.flags import Command, Flags, Read
-from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings_file import read_file
 from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS, Config, make_config
 from tokenspeed.options import ConfigError
+from tokenspeed.peers.answers import Takes
 
 COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
 """Flags of every command that takes options. `--help` never gets here."""

@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from tokenspeed.cli.flags import Command, Flags, Read, negative
-from tokenspeed.cli.scan import Given, Takes
+from tokenspeed.cli.scan import Given
 from tokenspeed.cli.values import from_yaml
 from tokenspeed.config import OPTIONS
 from tokenspeed.options import ConfigError, suggest
+from tokenspeed.peers.answers import Takes
 
 MAX_FILE_BYTES = 1 << 20
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokenspeed.cli import pages
-from tokenspeed.cli.compat import TABLE
 from tokenspeed.cli.flags import Command
 from tokenspeed.cli.print_config import print_settled
-from tokenspeed.cli.scan import Takes
 from tokenspeed.cli.settings import COMMON, Resolved, resolve
 from tokenspeed.cli.values import from_words
 from tokenspeed.config import OPTIONS, Config
 from tokenspeed.log import logger, setup_logging
 from tokenspeed.options import ConfigError, options_of
+from tokenspeed.peers.answers import Takes
+from tokenspeed.peers.table import TABLE
 from tokenspeed.server_config import ServerConfig
 
 _RUNNER = "tokenspeed.engine.warmup"

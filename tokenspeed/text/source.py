@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenspeed.options import suggest
 from tokenspeed.text.errors import ModelError as ModelError
 from tokenspeed.text.gguf import TensorInfo, read_gguf
 from tokenspeed.text.gguf_config import gguf_config, gguf_generation_config
@@ -140,7 +141,7 @@ def locate(
     if not _HUB_ID.fullmatch(model):
         raise ModelError(
             f"{model[:200]!r}: no such folder or .gguf file, and no hub id (owner/name); "
-            f"bundled names: {', '.join(BUNDLED)}"
+            f"bundled names: {', '.join(BUNDLED)}{suggest(model[:200], BUNDLED)}"
         )
     return download(model, revision=revision, download_dir=download_dir, weights=need_weights)
 

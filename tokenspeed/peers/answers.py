@@ -1,15 +1,24 @@
 """The three answers to a flag that users of other engines type, as kinds of rows of one table.
 
 A flag *works* (it is an option, or the same as one), is *granted otherwise* (one line says what is
-done instead), or is *refused* (why, and the nearest thing that works). `compat.py` is the table.
+done instead), or is *refused* (why, and the nearest thing that works). `table.py` is the table.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenspeed.cli.scan import Takes
+
+class Takes(enum.Enum):
+    """How many words follow a flag."""
+
+    NOTHING = "nothing"
+    MAYBE = "maybe one"
+    ONE = "one"
+    OBJECT = "one, a JSON object; or each of its keys with a value"
+    MANY = "many"
 
 
 @dataclass(frozen=True, kw_only=True)

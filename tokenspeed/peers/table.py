@@ -6,8 +6,17 @@ ignored in silence: what is granted otherwise is said at start, what is refused 
 
 from __future__ import annotations
 
-from tokenspeed.cli.answers import Table, always, either, granted, never, only, refused, same
-from tokenspeed.cli.scan import Takes
+from tokenspeed.peers.answers import (
+    Table,
+    Takes,
+    always,
+    either,
+    granted,
+    never,
+    only,
+    refused,
+    same,
+)
 
 _ONE, _MANY = Takes.ONE, Takes.MANY
 _ONE_DEVICE = "one device is used now; 1 is accepted"

@@ -1,0 +1,1 @@
+"""What becomes of the flags and keywords that users of other engines type."""
