@@ -141,7 +141,7 @@ def engine_here(monkeypatch: pytest.MonkeyPatch) -> None:
     class Client:
         progress = ready = failure = None
 
-        def __init__(self, config: Config) -> None:
+        def __init__(self, config: Config, restarts: object = None) -> None:
             self.config = config
             self.state, self.stats = "loading", Stats()
 
