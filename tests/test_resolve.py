@@ -28,10 +28,9 @@ LAPTOP = MachineFacts(has_cuda=False, cache_root="/home/me/.cache/tokenspeed")
 HOPPER = MachineFacts(
     has_cuda=True, capability=(9, 0), has_kernels=True, flashinfer=LIBRARY, cache_root="/cache"
 )
-QWEN = ModelFacts(
-    stored="safetensors", dtype="bfloat16", max_model_len=4096, serves_flashinfer=True
-)
-SMALL = ModelFacts(stored="gguf", dtype=None, max_model_len=2048, serves_flashinfer=False)
+QWEN = ModelFacts(stored="safetensors", dtype="bfloat16", max_model_len=4096)
+NARROW = "it serves head size 128, not 64, and would attend no layer"
+SMALL = ModelFacts(stored="gguf", dtype=None, max_model_len=2048, unserved={"flashinfer": NARROW})
 
 
 def value(resolution: Resolution, name: str) -> Any:
@@ -152,7 +151,7 @@ def test_what_cannot_be_had_is_refused_in_a_line(
     ("lacking", "model", "options", "reason"),
     [
         ({}, QWEN, {"dtype": "float32"}, "it computes in bfloat16 or float16, not in float32"),
-        ({}, SMALL, {}, "it serves head size 128, which no layer has"),
+        ({}, SMALL, {}, NARROW),
         ({"capability": (8, 6)}, QWEN, {}, "it needs a GPU of compute capability 9.0, not 8.6"),
         (
             {"flashinfer": dataclasses.replace(LIBRARY, is_installed=False)},
@@ -170,6 +169,29 @@ def test_what_flashinfer_lacks_is_said(
     with pytest.raises(ConfigError) as caught:
         resolve(make_config({"attention_backend": "flashinfer"} | options), machine, model)
     assert str(caught.value) == f"--attention-backend flashinfer: {reason}; use triton"
+
+
+def test_layers_choose_among_backends_and_the_reasons_are_said() -> None:
+    """The first that serves all layers; where none does, the start ends with what each lacks."""
+    sinks, wide = "it has no attention sinks", "its heads have 256 elements at most, not 512"
+    unserved = {"flashinfer": wide, "triton": wide}
+    settled = resolve(Config(), HOPPER, dataclasses.replace(QWEN, unserved=unserved))
+    assert settled.config.compile.attention_backend == "torch"
+    why = f"not flashinfer: {wide}; not triton: {wide}"
+    assert settled.reasons["attention_backend"] == why
+    with pytest.raises(ConfigError) as caught:
+        options = make_config({"attention_backend": "triton"})
+        resolve(options, HOPPER, dataclasses.replace(QWEN, unserved=unserved))
+    assert str(caught.value) == f"--attention-backend triton: {wide}; use torch"
+    none = dataclasses.replace(QWEN, unserved=unserved | {"torch": sinks})
+    for machine, told in ((HOPPER, f"{why}; not torch: {sinks}"), (LAPTOP, f"not torch: {sinks}")):
+        with pytest.raises(ConfigError) as caught:
+            resolve(Config(), machine, none)
+        assert str(caught.value) == f"no attention backend serves this model here: {told}"
+    with pytest.raises(ConfigError) as caught:
+        resolve(make_config({"attention_backend": "torch"}), LAPTOP, none)
+    want = f"--attention-backend torch: {sinks}; nor does any other serve this model here"
+    assert str(caught.value) == want
 
 
 def test_a_kernel_that_takes_minutes_is_built_only_when_asked_for() -> None:

@@ -9,7 +9,7 @@ open for good. A settled config settles to itself, so a printed one can be start
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenspeed.config import LEVELS, Config
@@ -38,6 +38,9 @@ FP8 = "fp8_e4m3"
 
 MOST_ROWS = 512
 """The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
+
+_BACKENDS = {"cpu": ("torch",), "cuda": ("flashinfer", "triton", "torch")}
+"""What serves attention, the best first."""
 
 _FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
 """(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
@@ -69,14 +72,15 @@ class MachineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the model's files say. `dtype`: the checkpoint's, if it has one. `serves_flashinfer`:
-    whether FlashInfer attends any of its layers. `is_local`: whether it was on the machine before.
+    """What the model's files say. `dtype`: the checkpoint's, if it has one. `unserved`: why
+    attention backends cannot run its layers, by name; those that can are not in it. `is_local`:
+    whether it was on the machine before.
     """
 
     stored: str
     dtype: str | None
     max_model_len: int
-    serves_flashinfer: bool = False
+    unserved: Mapping[str, str] = field(default_factory=dict)
     is_local: bool = False
 
 
@@ -193,46 +197,67 @@ def _settle_attention(
     draft: Draft, device: str, machine: MachineFacts, model: ModelFacts | None
 ) -> str | None:
     """The backend: on a CPU torch's; on a GPU FlashInfer where it serves the model and its kernel
-    comes built, else Triton. None: it hangs on the model.
+    comes built, else Triton, else torch's. None: it hangs on the model.
     """
     name: str = draft.value("attention_backend")
-    if name in ("torch", "triton"):
-        if name == "triton" and not machine.has_kernels:
-            why = "its kernels need CUDA; use torch on a CPU"
-            raise ConfigError(f"--attention-backend triton: {why}")
-        return name
-    if device == "cpu":
-        if name == "flashinfer":
-            raise ConfigError("--attention-backend flashinfer: it needs CUDA; use torch")
-        draft.settle("attention_backend", "auto", "torch", "the backend of CPUs")
-        return "torch"
-    if model is None:
+    if device == "cuda" and model is None and name in ("auto", "flashinfer"):
         draft.leave("attention_backend", "auto", "flashinfer or triton, by the model's layers")
         return None
-    dtype, library = draft.value("dtype"), machine.flashinfer
-    lacks = _flashinfer_lacks(machine, model, dtype, draft.value("kv_cache_dtype"))
-    if name == "flashinfer":
-        if lacks:
-            raise ConfigError(f"--attention-backend flashinfer: {lacks}; use triton")
+    lacks = _attention_lacks(draft, device, machine, model)
+    if name != "auto":
+        if problem := lacks[name]:
+            others = [other for other in _BACKENDS[device] if lacks[other] is None]
+            remedy = f"use {others[0]}" if others else "nor does any other serve this model here"
+            raise ConfigError(f"--attention-backend {name}: {problem}; {remedy}")
         return name
-    is_fp8 = draft.value("kv_cache_dtype") != dtype
-    if lacks is None and dtype not in (library.built_fp8 if is_fp8 else library.built):
-        lacks = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
-    if lacks:
-        draft.settle("attention_backend", "auto", "triton", f"not flashinfer: {lacks}")
-        return "triton"
-    why = f"head size {library.head_dim} on sm_{''.join(map(str, machine.capability or ()))}: "
-    why += "FlashAttention-3 for prompts, "
-    why += "FlashAttention-2 for those with a past in fp8, " if is_fp8 else ""
-    why += "Triton for the rest"
-    draft.settle("attention_backend", "auto", "flashinfer", why)
-    return "flashinfer"
+    dtype, is_fp8 = draft.value("dtype"), draft.value("kv_cache_dtype") != draft.value("dtype")
+    built = machine.flashinfer.built_fp8 if is_fp8 else machine.flashinfer.built
+    if lacks["flashinfer"] is None and dtype not in built:
+        why = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
+        lacks["flashinfer"] = why
+    told: list[str] = []
+    for each in _BACKENDS[device]:
+        if lacks[each] is None:
+            fits = _why_it_fits(each, machine, is_fp8=is_fp8)
+            draft.settle("attention_backend", "auto", each, "; ".join(told) or fits)
+            return each
+        told.append(f"not {each}: {lacks[each]}")
+    raise ConfigError(f"no attention backend serves this model here: {'; '.join(told)}")
+
+
+def _why_it_fits(name: str, machine: MachineFacts, *, is_fp8: bool) -> str:
+    if name == "torch":
+        return "the backend of CPUs"
+    there = "".join(map(str, machine.capability or ()))
+    return (
+        f"head size {machine.flashinfer.head_dim} on sm_{there}: FlashAttention-3 for prompts, "
+        + ("FlashAttention-2 for those with a past in fp8, " if is_fp8 else "")
+        + "Triton for the rest"
+    )
+
+
+def _attention_lacks(
+    draft: Draft, device: str, machine: MachineFacts, model: ModelFacts | None
+) -> dict[str, str | None]:
+    """What each backend lacks for this model here: None if it can run."""
+    lacks: dict[str, str | None] = {
+        name: None if model is None else model.unserved.get(name)
+        for name in ("flashinfer", "triton", "torch")
+    }
+    if not machine.has_kernels:
+        lacks["triton"] = "its kernels need CUDA"
+    if device == "cpu":
+        lacks["flashinfer"] = "it needs CUDA"
+    else:
+        types = draft.value("dtype"), draft.value("kv_cache_dtype")
+        lacks["flashinfer"] = _flashinfer_lacks(machine, lacks["flashinfer"], *types)
+    return lacks
 
 
 def _flashinfer_lacks(
-    machine: MachineFacts, model: ModelFacts, dtype: str, cache_dtype: str
+    machine: MachineFacts, unserved: str | None, dtype: str, cache_dtype: str
 ) -> str | None:
-    """What FlashInfer lacks here: None if it can run."""
+    """What FlashInfer lacks on a GPU: None if it can run."""
     library = machine.flashinfer
     if machine.capability != (9, 0):
         there = ".".join(map(str, machine.capability or ()))
@@ -241,8 +266,8 @@ def _flashinfer_lacks(
         return f"it computes in {' or '.join(library.dtypes)}, not in {dtype}"
     if cache_dtype not in (dtype, FP8):
         return f"it reads a cache of {dtype} or {FP8}, not of {cache_dtype}"
-    if not model.serves_flashinfer:
-        return f"it serves head size {library.head_dim}, which no layer has"
+    if unserved is not None:
+        return unserved
     return None if library.is_installed else "flashinfer-python is not installed"
 
 

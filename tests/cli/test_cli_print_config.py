@@ -24,9 +24,7 @@ HOPPER = MachineFacts(
     flashinfer=FlashInferFacts(is_installed=True, built=("bfloat16",)),
     cache_root="/cache",
 )
-QWEN = ModelFacts(
-    stored="safetensors", dtype="bfloat16", max_model_len=4096, serves_flashinfer=True
-)
+QWEN = ModelFacts(stored="safetensors", dtype="bfloat16", max_model_len=4096)
 
 
 def test_a_listing_is_a_settings_file_without_secrets(tmp_path: Path) -> None:

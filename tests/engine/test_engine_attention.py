@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 
 from tokenspeed.config import OPTIONS, make_config
 from tokenspeed.engine import attention
-from tokenspeed.engine.attention import ATTENTION_BACKENDS, PendingAttention
+from tokenspeed.engine.attention import PendingAttention
+from tokenspeed.engine.facts import unserved
 from tokenspeed.engine.slots import Slots
+from tokenspeed.kernels.attention_backends import ATTENTION_BACKENDS
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, Prefill
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
@@ -29,9 +32,7 @@ def model(name: str, **options: Any) -> Any:
     """A model on a machine on which everything runs, as far as a backend looks at it."""
     library = FlashInferFacts(is_installed=True, built=("bfloat16",))
     machine = MachineFacts(has_cuda=True, capability=(9, 0), has_kernels=True, flashinfer=library)
-    facts = ModelFacts(
-        stored="safetensors", dtype="bfloat16", max_model_len=64, serves_flashinfer=True
-    )
+    facts = ModelFacts(stored="safetensors", dtype="bfloat16", max_model_len=64)
     resolution = resolve(make_config({"attention_backend": name} | options), machine, facts)
     return SimpleNamespace(
         resolution=resolution, settings=resolution.config, dtype=BF16, kv_dtype=BF16
@@ -45,6 +46,34 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_backend_for_each_choice() -> None:
     assert set(ATTENTION_BACKENDS) | {"auto"} == set(OPTIONS["attention_backend"].choices)
+
+
+def test_each_backend_says_which_layers_it_serves() -> None:
+    window, sinks = replace(SPEC, window=32), replace(SPEC, sinks=True)
+    for specs in ([SPEC], [SPEC, window], [replace(SPEC, head_dim=64), SPEC]):
+        assert unserved(specs) == {}
+    no_gain = "and would attend no layer"
+    lacks = {"flashinfer": f"it has no kernel for a sliding window, {no_gain}"}
+    assert unserved([window, replace(window, head_dim=64)]) == lacks
+    assert unserved([SPEC, sinks]) == {"torch": "it has no attention sinks"}
+    wide = "its heads have 256 elements at most, not 512"
+    assert unserved([SPEC, replace(SPEC, head_dim=512)]) == {"triton": wide, "flashinfer": wide}
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec"),
+    [
+        (TorchAttention, replace(SPEC, sinks=True)),
+        (TritonAttention, replace(SPEC, head_dim=512)),
+    ],
+)
+def test_layers_that_a_backend_does_not_serve_are_never_run(backend: Any, spec: Any) -> None:
+    groups = cache_groups([SPEC, spec])
+    pool = PagePool(groups, 4, 16, BF16, CPU)
+    slots = Slots(2, 64, 2, 16, CPU, scratch_page=0)
+    given = (groups, pool) if backend is TorchAttention else (groups, pool, slots.device_tables)
+    with pytest.raises(AssertionError, match=backend.supports(spec)):
+        backend(*given)
 
 
 def result(name: str, kv_dtype: torch.dtype = BF16) -> Any:

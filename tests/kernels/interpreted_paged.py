@@ -36,6 +36,7 @@ FP8S = (torch.float8_e4m3fn, torch.float8_e5m2)
 SPECS = [
     FullAttention(num_heads=6, num_kv_heads=2, head_dim=8, scale=0.3),
     FullAttention(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.2),
+    FullAttention(num_heads=2, num_kv_heads=2, head_dim=16, scale=0.2, window=9),
 ]
 
 DECODES = [
@@ -161,11 +162,13 @@ def test_a_row_gets_the_same_alone_and_in_a_batch() -> None:
 
 
 class Trial:
-    """Two sequences, three layers in two groups, a pool for each backend; steps are run by both."""
+    """Two sequences, four layers in three groups, one with a window; a pool for each
+    backend, and steps are run by both.
+    """
 
     def __init__(self) -> None:
         torch.manual_seed(5)
-        layers = [SPECS[0], SPECS[1], SPECS[0]]
+        layers = [SPECS[0], SPECS[1], SPECS[0], SPECS[2]]
         groups = cache_groups(list(layers))
         self.pools = [PagePool(groups, 40, 4, torch.float32, CPU) for _ in range(2)]
         # Slot 0 is a scratch slot, whose page nobody else has.
@@ -177,7 +180,7 @@ class Trial:
             [torch.randn(3, 60, n, s.head_dim) for n in (s.num_heads, *[s.num_kv_heads] * 2)]
             for s in layers
         ]
-        self.scales = [spec.scale for spec in layers]
+        self.specs = layers
         self.done = [0, 0, 0]
 
     def step(self, rows: Sequence[tuple[int, int]], num_decodes: int = 0) -> None:
@@ -195,7 +198,8 @@ class Trial:
             want = self.torch.attend(q, k, v, layer, None)
             torch.testing.assert_close(self.ours.attend(q, k, v, layer, None), want)
             for (slot, count, n), begin in zip(spans, device.query_starts.tolist(), strict=False):
-                whole = reference(*(x[slot, :n] for x in qkv), self.scales[layer])
+                spec = self.specs[layer]
+                whole = reference(*(x[slot, :n] for x in qkv), spec.scale, spec.window)
                 torch.testing.assert_close(want[begin : begin + count], whole[-count:])
         for slot, n in rows:
             self.done[slot] += n if slot else 0

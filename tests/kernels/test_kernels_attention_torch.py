@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ SPECS = (
     FullAttention(num_heads=6, num_kv_heads=2, head_dim=8, scale=0.3),
     FullAttention(num_heads=4, num_kv_heads=4, head_dim=16, scale=0.2),
 )
-LAYERS = [SPECS[0], SPECS[1], SPECS[0]]  # two groups
+WINDOWED = FullAttention(num_heads=6, num_kv_heads=2, head_dim=8, scale=0.3, window=7)
+LAYERS = [SPECS[0], SPECS[1], SPECS[0], WINDOWED, replace(WINDOWED, window=1)]  # four groups
+GROUPS = cache_groups(list(LAYERS))
 BLOCK = 4
 NUM_PAGES = 64
 
@@ -45,10 +47,11 @@ class Trial:
         tolerance: float = 2e-6,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        groups = cache_groups(list(LAYERS))
-        self.scales = None if kv_dtype is None else [(0.3, 0.7), (1.0, 1.0), (0.02, 2.5)]
-        self.pool = PagePool(groups, NUM_PAGES, BLOCK, kv_dtype or dtype, CPU, self.scales)
-        self.attention = TorchAttention(groups, self.pool, dtype)
+        self.scales = (
+            None if kv_dtype is None else [(0.3, 0.7), (1.0, 1.0), (0.02, 2.5)] + [(0.3, 0.7)] * 2
+        )
+        self.pool = PagePool(GROUPS, NUM_PAGES, BLOCK, kv_dtype or dtype, CPU, self.scales)
+        self.attention = TorchAttention(GROUPS, self.pool, dtype)
         self.dtype, self.tolerance = dtype, tolerance
 
     def sequence(self, length: int, pages: list[list[int]]) -> Sequence:
@@ -57,7 +60,7 @@ class Trial:
             heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
             q, k, v = (torch.randn(length, n, spec.head_dim).to(self.dtype) for n in heads)
             qkv.append((q, k, v))
-        return Sequence(qkv, [torch.tensor(table) for table in pages])
+        return Sequence(qkv, [torch.tensor(table) for table in pages * 2])
 
     def step(self, rows: list[tuple[Sequence, int]]) -> list[Tensor]:
         """Run the next n tokens of each sequence; check and return each layer's result."""
@@ -65,7 +68,7 @@ class Trial:
         for sequence, n in rows:
             starts.append(starts[-1] + n)
             lengths.append(sequence.done + n)
-        tables = [[sequence.pages[group] for sequence, _ in rows] for group in range(2)]
+        tables = [[sequence.pages[group] for sequence, _ in rows] for group in range(len(GROUPS))]
         self.attention.plan(AttentionStep(starts, lengths, tables))
         outs = []
         for layer, spec in enumerate(LAYERS):
@@ -78,7 +81,7 @@ class Trial:
             assert out.shape == q.shape and out.dtype == q.dtype
             for (sequence, n), begin in zip(rows, starts, strict=False):
                 q, k, v = (x[: sequence.done + n] for x in sequence.qkv[layer])
-                want = reference(q, *self.as_read(k, v, layer), spec.scale)
+                want = reference(q, *self.as_read(k, v, layer), spec.scale, spec.window)
                 got = out[begin : begin + n]
                 assert torch.allclose(got, want[-n:], rtol=0, atol=self.tolerance), (layer, n)
             outs.append(out)
@@ -207,7 +210,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     [([0, 0], [3], 1), ([0, 5], [4], 1), ([0, 1], [5], 1), ([0, 2, 1], [2, 2], 1)],
 )
 def test_an_impossible_step_is_refused(starts: list[int], lengths: list[int], pages: int) -> None:
-    tables = [[torch.arange(pages)] * len(lengths)] * 2
+    tables = [[torch.arange(pages)] * len(lengths)] * len(GROUPS)
     with pytest.raises(AssertionError, match="query tokens of"):
         Trial().attention.plan(AttentionStep(starts, lengths, tables))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ from tokenspeed.kernels.attention_flashinfer import (
     MIN_TOKENS,
     FlashInferAttention,
     Prefill,
-    is_served,
+    leaves_to_triton,
     num_continued,
     paged_rows,
 )
@@ -36,15 +36,10 @@ CPU, F32 = torch.device("cpu"), torch.float32
 BLOCK = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windowed(FullAttention):
-    window: int
-
-
 FULL = FullAttention(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1)
 OTHER = FullAttention(num_heads=2, num_kv_heads=2, head_dim=128, scale=0.05)
 SMALL = FullAttention(num_heads=2, num_kv_heads=2, head_dim=64, scale=0.125)
-WINDOW = Windowed(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1, window=40)
+WINDOW = FullAttention(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1, window=40)
 GROUPS = [
     CacheGroup(FULL, (0, 3)), CacheGroup(OTHER, (1,)), CacheGroup(SMALL, (2,)),
     CacheGroup(WINDOW, (4,)),
@@ -225,7 +220,8 @@ def test_wrappers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_flashinfer_does_not_serve_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(map(is_served, SPECS)) == [True, True, False, True, False]
+    whys = list(map(leaves_to_triton, [*SPECS, replace(FULL, sinks=True)]))
+    assert [why is None for why in whys] == [True, True, False, True, False, False]
     trial = Trial(monkeypatch)
     trial.plan([300], [310], num_decodes=0)
     for layer in (2, 4):

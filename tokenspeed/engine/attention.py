@@ -13,6 +13,7 @@ import torch
 
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.slots import Slots
+from tokenspeed.kernels.attention_backends import Attention
 from tokenspeed.kernels.attention_flashinfer import HEAD_DIM, FlashInferAttention
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
@@ -22,14 +23,6 @@ from tokenspeed.kv.specs import CacheGroup
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.spans import carried, span
-
-Attention = TorchAttention | TritonAttention
-
-ATTENTION_BACKENDS: dict[str, type[Attention]] = {
-    "torch": TorchAttention,
-    "triton": TritonAttention,
-    "flashinfer": FlashInferAttention,
-}
 
 _FLASHINFER = "tokenspeed.kernels.flashinfer_prefill"
 

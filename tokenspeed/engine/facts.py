@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tokenspeed.compile.cache import cache_root
 from tokenspeed.config import Config
-from tokenspeed.kernels.attention_flashinfer import DTYPES, HEAD_DIM, is_served
+from tokenspeed.kernels.attention_backends import ATTENTION_BACKENDS
+from tokenspeed.kernels.attention_flashinfer import DTYPES, HEAD_DIM, leaves_to_triton
+from tokenspeed.kernels.attention_step import AttentionSpec
 from tokenspeed.kernels.flashinfer_builds import (
     fp8_prefill_name,
     is_built,
@@ -49,9 +53,24 @@ def model_facts(source: ModelSource, family: Family, numbers: DecoderConfig) -> 
         stored="gguf" if source.kind == "gguf" else "safetensors",
         dtype=None if stored is None else str(stored),
         max_model_len=numbers.max_model_len,
-        serves_flashinfer=any(map(is_served, family.cache_specs(numbers))),
+        unserved=unserved(family.cache_specs(numbers)),
         is_local=is_local(source.name),
     )
+
+
+def unserved(specs: Sequence[AttentionSpec]) -> dict[str, str]:
+    """Why attention backends cannot run these layers, or would gain nothing there, by their names;
+    those that can are left out.
+    """
+    found: dict[str, str] = {}
+    for name, backend in ATTENTION_BACKENDS.items():
+        lacks = [why for spec in specs if (why := backend.supports(spec)) is not None]
+        if lacks:
+            found[name] = lacks[0]
+    left = [leaves_to_triton(spec) for spec in specs]
+    if "flashinfer" not in found and left[0] is not None and None not in left:
+        found["flashinfer"] = f"{left[0]}, and would attend no layer"
+    return found
 
 
 def _name(dtype: torch.dtype) -> str:

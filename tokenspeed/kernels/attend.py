@@ -48,15 +48,17 @@ class FusesPrologue(Protocol):
     ) -> Tensor: ...
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One whole sequence in plain torch: token i sees tokens 0..i, `Hq / Hkv` query heads share a
-    key head.
+def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> Tensor:
+    """One whole sequence in plain torch: token i sees tokens 0..i, or the last `window` of them;
+    `Hq / Hkv` query heads share a key head.
     """
     num_tokens, num_heads, _ = q.shape
     group = num_heads // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
     hidden = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=q.device).triu(1)
+    if window is not None:
+        hidden |= torch.ones_like(hidden).tril(-window)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 

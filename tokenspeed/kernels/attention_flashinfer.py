@@ -94,9 +94,13 @@ class Prefill(NamedTuple):
     ragged: RaggedPrefill
 
 
-def is_served(spec: AttentionSpec) -> bool:
-    """Does FlashInfer attend chunks of layers with this spec?"""
-    return spec.head_dim == HEAD_DIM and not getattr(spec, "window", 0)
+def leaves_to_triton(spec: AttentionSpec) -> str | None:
+    """Why FlashInfer does not attend chunks of layers with this spec, or None if it does."""
+    if spec.head_dim != HEAD_DIM:
+        return f"it serves head size {HEAD_DIM}, not {spec.head_dim}"
+    if spec.window is not None:
+        return "it has no kernel for a sliding window"
+    return "it has no kernel for attention sinks" if spec.sinks else None
 
 
 class PagedRows(NamedTuple):
@@ -277,7 +281,7 @@ class FlashInferAttention(TritonAttention):
         self._host: AttentionStep | None = None
         self._is_planned = False
         for index, group in enumerate(groups):
-            if is_served(group.spec):
+            if leaves_to_triton(group.spec) is None:
                 first = group.layers[0]
                 prefill = GroupPrefill(index, group.spec, pool.keys[first], make, self._dtype)
                 prefill.warm_up(self._layers[first])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 class AttentionSpec(Protocol):
     """What attention needs of a layer's cache spec. `scale` multiplies q.k before the softmax; a
-    spec with a `window` is a sliding one.
+    token sees the last `window` tokens up to itself, or all (None); with `sinks`, heads have some.
     """
 
     @property
@@ -24,6 +24,10 @@ class AttentionSpec(Protocol):
     def head_dim(self) -> int: ...
     @property
     def scale(self) -> float: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def sinks(self) -> bool: ...
 
 
 class LayerGroup(Protocol):

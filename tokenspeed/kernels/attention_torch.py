@@ -13,6 +13,7 @@ head, which reads the keys once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.kernels.attend import Prologue, prologue_reference
-from tokenspeed.kernels.attention_step import AttentionStep, LayerGroup, Pages
+from tokenspeed.kernels.attention_step import AttentionSpec, AttentionStep, LayerGroup, Pages
 from tokenspeed.kernels.kv_dtype import raw, restored, stored
 
 _TILE = 256
@@ -48,6 +49,11 @@ class TorchAttention:
     fuses_prologue: ClassVar[bool] = False
     """It can take a prologue along, as an oracle, but gains nothing by it."""
 
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        """Why it cannot attend layers with this spec, or None if it can."""
+        return "it has no attention sinks" if spec.sinks else None
+
     def __init__(
         self, groups: Sequence[LayerGroup], pool: Pages, dtype: torch.dtype | None = None
     ) -> None:
@@ -56,6 +62,10 @@ class TorchAttention:
         self._pool = pool
         self._device, self._dtype = pool.keys[0].device, dtype or pool.keys[0].dtype
         self._specs = [group.spec for group in groups]
+        for spec in self._specs:
+            assert (lacks := self.supports(spec)) is None, lacks
+        windows = [spec.window for spec in self._specs if spec.window is not None]
+        self._narrowest = min(windows, default=math.inf)
         self._group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self._slots: list[Tensor] = []
         self._rows: list[list[_Row]] = []
@@ -79,8 +89,7 @@ class TorchAttention:
                 rows.append(self._row(begin, end, length, pages))
             self._slots.append(torch.tensor(slots, device=self._device))
             self._rows.append(rows)
-        chunks = [row.length for row in self._rows[0] if 1 < row.end - row.begin < row.length]
-        self._grow_mask(max(chunks, default=0))
+        self._grow_mask(max(map(self._mask_length, self._rows[0]), default=0))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
         """Write k and v [T, K, D] into the layer's pages, attend with q [T, H, D] -> [T, H, D]."""
@@ -93,14 +102,15 @@ class TorchAttention:
         v = _write(values, slots, v, v_scale)
         queries = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])
         parts: list[Tensor] = []
+        window = self._specs[group].window
         for row in self._rows[group]:
             own = queries[row.begin : row.end]
-            if row.end - row.begin == row.length:
+            if row.end - row.begin == row.length <= (window or row.length):
                 parts.append(_attend_whole(own, k, v, row, scale))
             elif row.end - row.begin == 1:
-                parts.append(_attend_token(own, keys, values, row, scale))
+                parts.append(_attend_token(own, keys, values, row, scale, window))
             else:
-                parts += self._attend_chunk(own, keys, values, row, scale)
+                parts += self._attend_chunk(own, keys, values, row, scale, window)
         out = (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
         return out if v_scale == 1.0 else out * v_scale
 
@@ -117,23 +127,34 @@ class TorchAttention:
         return self.attend(*prologue_reference(q, k, prologue), v, layer, sinks)
 
     def _attend_chunk(
-        self, queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        row: _Row,
+        scale: float,
+        window: int | None,
     ) -> list[Tensor]:
-        """A chunk with a past, in tiles: each sees the keys up to its own last token."""
+        """A chunk with a past, or with tokens out of each other's sight, in tiles: each sees the
+        keys up to its own last token.
+        """
         num_heads, num_queries, tiles = queries.shape[2], queries.shape[0], []
         cached_keys, cached_values = (
             _cached(pages, row, num_heads, queries.dtype) for pages in (keys, values)
         )
         for begin in range(0, num_queries, _TILE):
             tile = queries[begin : begin + _TILE]
-            seen = row.length - num_queries + begin + tile.shape[0]
-            mask = self._mask[-tile.shape[0] :, -seen:]
+            size, end = tile.shape[0], row.length - num_queries + begin + tile.shape[0]
+            first = 0 if window is None else max(0, end - size - window + 1)
+            mask = self._mask[-size:, first - end :]
+            if window is not None:
+                mask = mask + _behind_window(mask, window)
             if mask.is_cuda:  # its kernels want aligned rows, a slice's are not
                 mask = mask.contiguous()
             out = F.scaled_dot_product_attention(
                 tile.permute(1, 2, 0, 3),
-                cached_keys[:, :, :seen],
-                cached_values[:, :, :seen],
+                cached_keys[:, :, first:end],
+                cached_values[:, :, first:end],
                 attn_mask=mask,
                 scale=scale,
             )
@@ -149,6 +170,11 @@ class TorchAttention:
         if pages == list(range(pages[0], pages[0] + len(pages))):
             return _Row(begin, end, length, pages[0] * self._block_size, None)
         return _Row(begin, end, length, 0, torch.tensor(pages, device=self._device))
+
+    def _mask_length(self, row: _Row) -> int:
+        """How many keys a mask for the row has, for some layer."""
+        is_tiled = row.end - row.begin < row.length or row.length > self._narrowest
+        return row.length if is_tiled and row.end - row.begin > 1 else 0
 
     def _grow_mask(self, length: int) -> None:
         """Make the mask [_TILE, >= length], 0 or -inf, whose bottom right corner [m, S] is that of
@@ -179,9 +205,20 @@ def _attend_whole(queries: Tensor, k: Tensor, v: Tensor, row: _Row, scale: float
     ).permute(2, 0, 1, 3)
 
 
-def _attend_token(queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float) -> Tensor:
-    """One token over its whole context. [1, K, H / K, D] -> the same."""
-    cached_keys, cached_values = (_cached(pages, row, 1, queries.dtype) for pages in (keys, values))
+def _behind_window(mask: Tensor, window: int) -> Tensor:
+    """-inf [m, S] where one of the last m tokens is `window` or more behind a key, else 0."""
+    num_queries, num_keys = mask.shape
+    return torch.full_like(mask, float("-inf")).tril(num_keys - num_queries - window)
+
+
+def _attend_token(
+    queries: Tensor, keys: Tensor, values: Tensor, row: _Row, scale: float, window: int | None
+) -> Tensor:
+    """One token over its context. [1, K, H / K, D] -> the same."""
+    seen = slice(0 if window is None else -window, None)
+    cached_keys, cached_values = (
+        _cached(pages, row, 1, queries.dtype)[:, :, seen] for pages in (keys, values)
+    )
     return F.scaled_dot_product_attention(
         queries.transpose(0, 1), cached_keys, cached_values, scale=scale
     ).transpose(0, 1)

@@ -2,7 +2,8 @@
 
 A step's lengths, tables and slots are read by the kernels, so that a captured step serves whatever
 its tensors hold when it is replayed. Decodes take one launch a layer, prologue and store included;
-chunks take two. Any head size, also in float32; sinks and sliding windows.
+chunks take two. Heads of up to 256 elements, also in float32; sinks
+and sliding windows.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from torch import Tensor
 
 from tokenspeed.kernels import kv_store, paged_decode, paged_prefill
 from tokenspeed.kernels.attend import Prologue
-from tokenspeed.kernels.attention_step import LayerGroup, Pages
+from tokenspeed.kernels.attention_step import AttentionSpec, LayerGroup, Pages
 from tokenspeed.kernels.device_step import DeviceStep
 from tokenspeed.kernels.paged_layer import PagedLayer
+
+MAX_HEAD_DIM = 256
+"""Tiles of larger heads do not fit a multiprocessor's memory."""
 
 
 class TritonAttention:
@@ -26,6 +30,13 @@ class TritonAttention:
     """
 
     fuses_prologue: ClassVar[bool] = True
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        """Why it cannot attend layers with this spec, or None if it can."""
+        if spec.head_dim > MAX_HEAD_DIM:
+            return f"its heads have {MAX_HEAD_DIM} elements at most, not {spec.head_dim}"
+        return None
 
     def __init__(
         self,
@@ -49,13 +60,14 @@ class TritonAttention:
         self._result = pool.keys[0].new_empty(max(widths), dtype=self._dtype)
         for group, table in zip(groups, tables, strict=True):
             spec = group.spec
+            assert (lacks := self.supports(spec)) is None, lacks
             room = paged_decode.workspace_for(
                 spec.num_heads // spec.num_kv_heads, spec.head_dim, table.device
             )
             for layer in group.layers:
                 self._layers[layer] = PagedLayer(
                     pool.keys[layer], pool.values[layer], table, spec.scale,
-                    getattr(spec, "window", 0), pool.k_scales[layer], pool.v_scales[layer],
+                    spec.window or 0, pool.k_scales[layer], pool.v_scales[layer],
                 )  # fmt: skip
                 self._workspaces[layer] = room
 

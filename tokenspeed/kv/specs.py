@@ -9,12 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class FullAttention:
-    """Keys and values of every token. `scale` multiplies q.k before the softmax."""
+    """Keys and values of every token. `scale` multiplies q.k before the softmax. A token sees the
+    last `window` tokens up to itself, or all of them (None). `sinks`: each head's softmax has one
+    more logit, which the model hands over.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
+    window: int | None = None
+    sinks: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window > 0, f"a window of {self.window} tokens"
 
     def elements_per_token(self) -> int:
         """Cache elements (of the KV dtype) that one token takes in one layer."""
