@@ -19,8 +19,8 @@ from torch import Tensor
 from tokenspeed.kernels.triton_jit import HAS_KERNELS, block_of, jit, tl
 
 _BLOCK = 2048
-_PROGRAMS = 264
-"""About two for each multiprocessor of a large card."""
+_PROGRAMS = 4224
+"""At most about 32 for each multiprocessor of a large card: a program has one load under way."""
 
 
 class RowInputs(NamedTuple):
