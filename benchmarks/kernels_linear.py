@@ -1,14 +1,15 @@
-"""Small linear layers on a GPU: fused kernels against cuBLAS and separate kernels, and the table.
+"""Linear layers on a GPU: fused kernels against cuBLAS and separate kernels, and the table.
 
     python benchmarks/kernels_linear.py [--out RESULT.json] [--table TABLE.json] [--tokens N ...]
 
 For the shapes of Qwen3-0.6B and Qwen3-8B in bfloat16, with random weights that exceed the caches,
 inside CUDA graphs:
 
-    tune    every candidate tile and the library's way, for each op and token count; the winners are
-            the table that `kernels/linear_tiles_h200.json` holds
+    tune    every candidate tile, every algorithm that cuBLASLt proposes, and torch's way, for each
+            op and token count; the winners are the table in `kernels/linear_tiles_h200.json`
     layer   the linear layers of a whole decoder layer, one after the other, as they depend on each
-            other: five ops by the table, beside cuBLAS with add_rms_norm and silu_mul kernels
+            other, beside torch's products with add_rms_norm and silu_mul kernels: up to 32 tokens
+            five ops by the table (`fused`), above that the same products by the table (`chosen`)
 
 and before both, every winner against float32 (relative error, beside that of cuBLAS).
 """
@@ -39,18 +40,22 @@ from tokenspeed.kernels.small_linear import (
     linear_add,
     norm_gate_up,
     norm_linear,
+    small_linear,
 )
 from tokenspeed.kernels.small_linear_tuning import (
     TOKENS,
+    Way,
     made_up_weights,
     make_call,
     microseconds,
     tune,
 )
+from tokenspeed.passes.rewrite import TokenRange
 
 WEIGHT_BYTES = 256 << 20
 EPS = 1e-6
 DTYPE = "bfloat16"
+FEW_TOKENS, HEAD_TOKENS = 32, 256
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,17 @@ class Model:
     inner: int
     vocab: int
 
-    def sites(self) -> Iterator[Site]:
-        yield Site("norm_linear", self.qkv, self.hidden, DTYPE)
-        yield Site("linear_add", self.hidden, self.attention, DTYPE)
-        yield Site("norm_gate_up", 2 * self.inner, self.hidden, DTYPE)
-        yield Site("linear_add", self.hidden, self.inner, DTYPE)
-        yield Site("small_linear", self.vocab, self.hidden, DTYPE)
+    def sites(self) -> Iterator[tuple[Site, TokenRange]]:
+        """Each with the token counts that it is asked for."""
+        qkv, o = (self.qkv, self.hidden), (self.hidden, self.attention)
+        gate_up, down = (2 * self.inner, self.hidden), (self.hidden, self.inner)
+        fused = {"norm_linear": [qkv], "linear_add": [o, down], "norm_gate_up": [gate_up]}
+        for kind, shapes in fused.items():
+            for shape in shapes:
+                yield Site(kind, *shape, DTYPE), TokenRange(1, FEW_TOKENS)
+        for shape in (qkv, o, gate_up, down):
+            yield Site("small_linear", *shape, DTYPE), TokenRange(FEW_TOKENS + 1)
+        yield Site("small_linear", self.vocab, self.hidden, DTYPE), TokenRange(1, HEAD_TOKENS)
 
 
 MODELS = {
@@ -101,7 +111,8 @@ def check(site: Site, w: Tensor, table: linear_tiles.TileTable) -> list[dict[str
     (entry,) = [entry for entry in table.entries if entry.site == site]
     rows = []
     for choice in entry.choices:
-        for num_tokens in {choice.max_tokens, max(1, choice.max_tokens - 1)}:
+        last = min(choice.max_tokens, TOKENS[-1])
+        for num_tokens in {last, max(1, last - 1)}:
             call = make_call(site, w, num_tokens)
             want = exact(call)
             ours, again = launch(call, choice.tile), launch(call, choice.tile)
@@ -134,6 +145,14 @@ def unfused_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, T
     return h, F.linear(normed, qkv)
 
 
+def chosen_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    o, gate_up, down, qkv, norm, next_norm = layer
+    normed, h = add_rms_norm(small_linear(attention, o), x, norm, EPS)
+    inner = silu_mul(small_linear(normed, gate_up))
+    normed, h = add_rms_norm(small_linear(inner, down), h, next_norm, EPS)
+    return h, small_linear(normed, qkv)
+
+
 def layer_times(model: Model, num_tokens: int, layers: list[Layer]) -> dict[str, float]:
     """Microseconds a layer."""
     x, start = draw(num_tokens, model.hidden), draw(num_tokens, model.attention)
@@ -145,18 +164,20 @@ def layer_times(model: Model, num_tokens: int, layers: list[Layer]) -> dict[str,
             attention = out[:, : model.attention]
         return h
 
-    times = {
-        "fused": microseconds([lambda: chain(fused_layer)]) / len(layers),
-        "unfused": microseconds([lambda: chain(unfused_layer)]) / len(layers),
-    }
+    found = {"unfused": microseconds([lambda: chain(unfused_layer)]) / len(layers)}
+    if num_tokens > FEW_TOKENS:
+        found["chosen"] = microseconds([lambda: chain(chosen_layer)]) / len(layers)
+        found["error"] = relative_error(chain(chosen_layer), chain(unfused_layer).float())
+        return found
+    found["fused"] = microseconds([lambda: chain(fused_layer)]) / len(layers)
     early = gemv.launches_early
     for module in (gemv, skinny, norms):
         module.launches_early = lambda: False
-    times["fused, launched in turn"] = microseconds([lambda: chain(fused_layer)]) / len(layers)
+    found["fused, launched in turn"] = microseconds([lambda: chain(fused_layer)]) / len(layers)
     for module in (gemv, skinny, norms):
         module.launches_early = early
-    times["error"] = relative_error(chain(fused_layer), chain(unfused_layer).float())
-    return times
+    found["error"] = relative_error(chain(fused_layer), chain(unfused_layer).float())
+    return found
 
 
 def make_layers(model: Model) -> list[Layer]:
@@ -172,22 +193,29 @@ def make_layers(model: Model) -> list[Layer]:
     return [[*(draw(*shape) for shape in (o, gate_up, down, qkv)), *scales] for _ in range(count)]
 
 
-def summary(times: dict[tuple[Site, int], dict[Tile | None, float]]) -> list[dict[str, Any]]:
-    """For each site and token count: the library, the best of each kernel, TB/s of the weight."""
+def kernel_of(way: Way) -> str:
+    if way is None:
+        return "torch"
+    return way.kernel if isinstance(way, Tile) else "cublaslt"
+
+
+def summary(times: dict[tuple[Site, int], dict[Way, float]]) -> list[dict[str, Any]]:
+    """For each site and token count: torch's way, the best of each kernel, TB/s of the weight and
+    TFLOP/s.
+    """
     rows = []
     for (site, num_tokens), found in times.items():
         terabyte = 2e-12 * site.num_rows * site.size
         row: dict[str, Any] = {**site._asdict(), "tokens": num_tokens}
-        for kernel in ("library", "gemv", "skinny"):
-            of_kernel = [
-                (us, t) for t, us in found.items() if (t.kernel if t else "library") == kernel
-            ]
+        for kernel in ("torch", "cublaslt", "gemv", "skinny"):
+            of_kernel = [(us, way) for way, us in found.items() if kernel_of(way) == kernel]
             if of_kernel:
-                us, tile = min(of_kernel, key=lambda pair: pair[0])
-                cut = None if tile is None else msgspec.structs.astuple(tile)[1:]
+                us, way = min(of_kernel, key=lambda pair: pair[0])
+                cut = msgspec.structs.astuple(way)[1:] if isinstance(way, Tile) else None
                 row[kernel] = {
                     "us": round(us, 2),
                     "TB/s": round(terabyte / us * 1e6, 2),
+                    "TFLOP/s": round(num_tokens * terabyte / us * 1e6, 1),
                     "tile": cut,
                 }
         rows.append(row)
@@ -206,29 +234,29 @@ def main() -> None:
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     result: dict[str, Any] = {"machine": machine, "ops": [], "errors": [], "layers": []}
     entries: list[linear_tiles.Entry] = []
-    times: dict[tuple[Site, int], dict[Tile | None, float]] = {}
+    times: dict[tuple[Site, int], dict[Way, float]] = {}
     for name in args.models:
         began = time.perf_counter()
-        weights = {
-            site: made_up_weights(site, torch.device("cuda")) for site in MODELS[name].sites()
-        }
+        tables = []
         times.clear()
-        table = tune(
-            weights,
-            machine,
-            args.tokens,
-            lambda site, n, tile, us: times.setdefault((site, n), {}).update({tile: us}),
-        )
+        for site, asked in MODELS[name].sites():
+            weights = made_up_weights(site, torch.device("cuda"))
+            tokens = [count for count in args.tokens if asked.contains(TokenRange(count, count))]
+            table = tune(
+                {site: weights},
+                machine,
+                tokens,
+                lambda site, n, tile, us: times.setdefault((site, n), {}).update({tile: us}),
+            )
+            result["errors"] += check(site, weights[0], table)
+            tables += table.entries
         print(f"{name}: tuned in {time.perf_counter() - began:.1f} s", flush=True)
         result["ops"] += [{"model": name, **row} for row in summary(times)]
-        for site, ws in weights.items():
-            result["errors"] += check(site, ws[0], table)
-        entries += table.entries
+        entries += tables
         if args.table:
             text = linear_tiles.TileTable(machine, tuple(entries)).to_json()
             args.table.write_bytes(text.replace(b'{"kind"', b'\n{"kind"') + b"\n")
-        del weights
-        linear_tiles.install(table.entries)
+        linear_tiles.install(tables)
         layers = make_layers(MODELS[name])
         for num_tokens in args.tokens:
             row = {"model": name, "tokens": num_tokens}

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokenspeed.kernels import cublas_lt
 from tokenspeed.kernels.linear_parts import LinearCall
-from tokenspeed.kernels.linear_tiles import Site, Tile
+from tokenspeed.kernels.linear_tiles import Algorithm, Site, Tile
 from tokenspeed.kernels.small_linear import (
     by_library,
     launch,
@@ -103,6 +104,57 @@ def test_chains_of_kernels_that_begin_early(num_tokens: int) -> None:
     start.copy_(first)
     graph.replay()
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 17, 256, 1000, 4096])
+def test_algorithms_of_the_library(num_tokens: int, dtype: torch.dtype) -> None:
+    """All that it proposes, for rows that lie apart, with a sum and without, and in a graph."""
+    torch.manual_seed(0)
+    x = torch.randn(num_tokens, 3000, device="cuda", dtype=dtype)[:, 440:1464]
+    w = torch.randn(1536, 1024, device="cuda", dtype=dtype) / 32
+    residual = torch.randn(num_tokens, 1536, device="cuda", dtype=dtype)
+    found = cublas_lt.proposals(x, w)
+    assert found and all(each.problem() is None for each in found)
+    for added in (None, residual):
+        call = LinearCall(x, w, residual=added)
+        want = exact(call)
+        bound = 1.1 * error(by_library(call), want) + 1e-5
+        for algorithm in found:
+            got = cublas_lt.run(x, w, algorithm, added)
+            assert got is not None and error(got, want) < bound
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                again = launch(call, algorithm)
+            for _ in range(3):
+                again.zero_()
+                graph.replay()
+                assert torch.equal(got, again)
+
+
+def test_an_algorithm_serves_other_token_counts() -> None:
+    w = torch.randn(6144, 4096, device="cuda").bfloat16() / 64
+    algorithms = cublas_lt.proposals(torch.randn(4096, 4096, device="cuda").bfloat16(), w)
+    assert algorithms
+    for num_tokens in (33, 700, 2049, 5000):
+        x = torch.randn(num_tokens, 4096, device="cuda").bfloat16()
+        want = exact(LinearCall(x, w))
+        results = [cublas_lt.run(x, w, each) for each in algorithms]
+        served = [got for got in results if got is not None]
+        assert served and all(error(got, want) < 3e-3 for got in served)
+
+
+def test_where_an_algorithm_does_not_serve() -> None:
+    x, w = torch.randn(64, 72, device="cuda").half(), torch.randn(40, 64, device="cuda").half()
+    algorithm = cublas_lt.proposals(x[:, :64], w)[0]
+    other = Algorithm(algorithm.data, algorithm.version + 1)
+    assert cublas_lt.run(x[:, :64], w, algorithm) is not None
+    assert cublas_lt.run(x[:, :64], w, other) is None
+    assert cublas_lt.run(x[:, 1:65], w, algorithm) is None  # 2 bytes off
+    assert cublas_lt.run(x[:, :64].float(), w.float(), algorithm) is None
+    assert cublas_lt.run(x[:, :64], w, Algorithm("ff" * 64, algorithm.version)) is None
+    call = LinearCall(x[:, 1:65], w)
+    assert torch.equal(launch(call, algorithm), by_library(call))
 
 
 def pause(x: Tensor, wait: bool) -> Tensor:

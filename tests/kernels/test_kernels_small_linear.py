@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import torch
 
-from tokenspeed.kernels import linear_tiles
+from tokenspeed.kernels import cublas_lt, linear_tiles
 from tokenspeed.kernels.linear_parts import LinearCall
-from tokenspeed.kernels.linear_tiles import Choice, Entry, Tile, TileTable, tile_for
+from tokenspeed.kernels.linear_tiles import Algorithm, Choice, Entry, Tile, TileTable, tile_for
 from tokenspeed.kernels.small_linear import (
+    launch,
     linear_add,
     norm_gate_up,
     norm_linear,
@@ -24,6 +25,7 @@ from tokenspeed.kernels.small_linear import (
 )
 
 BF16 = torch.bfloat16
+ALGORITHM = Algorithm("0123456789abcdef" * 8, 130100)
 GEMV = Tile("gemv", rows=2, warps=4, size=1024)
 SKINNY = Tile("skinny", rows=64, warps=4, size=128)
 ENTRY = Entry(
@@ -127,7 +129,8 @@ def test_the_default_table_is_one() -> None:
 
 
 def test_a_table_through_json() -> None:
-    table = TileTable("a machine", (ENTRY,))
+    choices = (*ENTRY.choices, Choice(1 << 16, ALGORITHM))
+    table = TileTable("a machine", (msgspec.structs.replace(ENTRY, choices=choices),))
     assert TileTable.from_json(table.to_json()) == table
 
 
@@ -142,12 +145,36 @@ def test_a_table_through_json() -> None:
         ({"choices": (Choice(1, Tile("skinny", 8, 4, 64)),)}, "at least 16"),
         ({"choices": (Choice(1, Tile("skinny", 16, 4, 64, splits=0)),)}, "0 splits"),
         ({"choices": (Choice(1, Tile("gemv", 1, 4, 64, repeats=1 << 20)),)}, "repeats"),
+        ({"choices": (Choice(1, Algorithm("00" * 63, 1)),)}, "64 bytes"),
+        ({"choices": (Choice(1, Algorithm("0g" * 64, 1)),)}, "64 bytes"),
     ],
 )
 def test_a_table_that_no_kernel_could_follow(changes: dict[str, object], problem: str) -> None:
     bad = TileTable("a machine", (msgspec.structs.replace(ENTRY, **changes),))
     with pytest.raises(ValueError, match=problem):
         TileTable.from_json(bad.to_json())
+
+
+def test_where_kernels_change_that_are_compiled() -> None:
+    """What the library does is there already."""
+    ways = (GEMV, None, ALGORITHM, SKINNY, None, ALGORITHM)
+    choices = tuple(Choice(1 << at, way) for at, way in enumerate(ways))
+    linear_tiles.install([msgspec.structs.replace(ENTRY, num_rows=99, choices=choices)])
+    try:
+        before = linear_tiles.token_limits()
+        tile_for("linear_add", 99, 40, BF16, 1)
+        assert linear_tiles.token_limits() - before <= {1, 4, 8}
+        assert {1, 4, 8} <= linear_tiles.token_limits()
+    finally:
+        linear_tiles.uninstall()
+
+
+def test_an_algorithm_of_another_library() -> None:
+    """Here there is none at all: the product is torch's, and the sum is there."""
+    x, w, residual = torch.randn(3, 8), torch.randn(5, 8), torch.randn(3, 5)
+    got = launch(LinearCall(x, w, residual=residual), ALGORITHM)
+    torch.testing.assert_close(got, residual + x @ w.t())
+    assert cublas_lt.proposals(x, w) == []
 
 
 def test_a_kernel_that_is_unknown() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenspeed.kernels.linear_tiles import Choice, Site, Tile
+from tokenspeed.kernels.linear_tiles import Algorithm, Choice, Site, Tile
 from tokenspeed.kernels.small_linear import kind_of
 from tokenspeed.kernels.small_linear_tuning import TOKENS, _merged, candidates, make_call
 
 KINDS = ["norm_linear", "linear_add", "norm_gate_up", "small_linear"]
+LT = Algorithm("00" * 64, 1)
 A, B = Tile("gemv", 1, 4, 512), Tile("gemv", 2, 4, 512)
 
 
@@ -22,6 +23,7 @@ def test_candidates_can_be_launched(kind: str, size: int) -> None:
         assert all(tile.problem() is None for tile in tiles)
         kernels = {tile.kernel for tile in tiles}
         assert kernels <= ({"gemv"} if num_tokens == 1 else {"gemv", "skinny"})
+        assert bool(tiles) <= (num_tokens <= 256)
         if kind.startswith("norm"):
             assert all(tile.size >= size for tile in tiles if tile.kernel == "gemv")
 
@@ -42,3 +44,4 @@ def test_neighbours_with_one_winner_are_one_choice() -> None:
     assert _merged(winners) == (Choice(1, A), Choice(4, B), Choice(8, None), Choice(16, A))
     assert _merged([Choice(1, A), Choice(2, None), Choice(4, None)]) == (Choice(1, A),)
     assert _merged([Choice(1, None)]) == ()
+    assert _merged([Choice(1, A), Choice(8, LT)]) == (Choice(1, A), Choice(1 << 16, LT))

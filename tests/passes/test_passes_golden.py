@@ -35,10 +35,10 @@ PLAIN = {
         "small_linear 1/1",
     ],
     "cuda, many tokens": [
-        "noop 2, rope_angles 1/1, rms_norm 1/1",
-        "add_rms_norm 2/2, silu_mul 1/1",
-        "add_rms_norm 2/2, silu_mul 1/1",
-        "",
+        "noop 2, small_linear 1/1, rope_angles 1/1, rms_norm 1/1",
+        "small_linear 4/4, add_rms_norm 2/2, silu_mul 1/1",
+        "small_linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "small_linear 1/1",
     ],
 }
 
@@ -56,10 +56,10 @@ NORMED = {
         "small_linear 1/1",
     ],
     "cuda, many tokens": [
-        "noop 2, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1",
-        "qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1",
-        "add_rms_norm 2/2, silu_mul 1/1",
-        "",
+        "noop 2, small_linear 1/1, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1",
+        "small_linear 4/4, qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1",
+        "small_linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "small_linear 1/1",
     ],
 }
 

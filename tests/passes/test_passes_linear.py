@@ -29,7 +29,7 @@ from tokenspeed.engine.tile_tables import sites_of
 from tokenspeed.kernels.rms_norm import rms_norm_reference
 from tokenspeed.passes import PIPELINE, Stage
 from tokenspeed.passes.manager import PassManager
-from tokenspeed.passes.rewrite import FEW, TokenRange
+from tokenspeed.passes.rewrite import EVERY, FEW, TokenRange
 
 BF16 = torch.bfloat16
 SIZE, ROWS = 16, 24
@@ -91,11 +91,11 @@ def test_the_head_is_a_linear_layer_alone() -> None:
     assert slot.counts == {"small_linear": 1}
 
 
-def test_steps_of_many_tokens_are_left_to_the_library() -> None:
+def test_steps_of_many_tokens_have_their_products_alone_chosen() -> None:
     above = TokenRange(33, None)
     piece = pieces_of(captured_forward("LlamaForCausalLM", BF16))[1]
     slot = through_slot(piece, manager(token_range=above))
-    assert slot.counts == {"add_rms_norm": 2, "silu_mul": 1}
+    assert slot.counts == {"small_linear": 4, "add_rms_norm": 2, "silu_mul": 1}
     off = {report.name: report.off for report in slot.manager.reports}
     assert off["linear_add"] == "does not serve this token range"
 
@@ -195,5 +195,6 @@ def test_a_weight_that_is_transposed() -> None:
 
 def test_only_cuda_has_them() -> None:
     rows = {row.name: row for row in PIPELINE}
-    for name in ("norm_gate_up", "norm_linear", "linear_add", "small_linear"):
+    for name in ("norm_gate_up", "norm_linear", "linear_add"):
         assert (rows[name].on_cpu, rows[name].serves) == (False, FEW)
+    assert (rows["small_linear"].on_cpu, rows["small_linear"].serves) == (False, EVERY)

@@ -1,4 +1,4 @@
-"""Which kernel and which tile for which small linear layer: a table, measured or assumed.
+"""Which kernel, and how it cuts its work, for which linear layer: a table, measured or assumed.
 
 The key is what is computed, the weight's shape and dtype, and how many tokens there are. A table
 says what is fast, never what is right: any choice gives the same result but for float rounding, and
@@ -8,6 +8,8 @@ one table always makes the same choice.
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,9 +18,11 @@ import msgspec
 import torch
 
 _DEFAULT = Path(__file__).with_name("linear_tiles_h200.json")
-_MAX_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 16
 _MAX_SIZE = 1 << 31
 _MAX_SPLITS = 64
+ALGORITHM_BYTES = 64
+"""Of a cublasLtMatmulAlgo_t."""
 
 
 class Site(NamedTuple):
@@ -30,7 +34,7 @@ class Site(NamedTuple):
     dtype: str
 
 
-class Tile(msgspec.Struct, frozen=True, omit_defaults=True):
+class Tile(msgspec.Struct, frozen=True, omit_defaults=True, tag="tile", tag_field="by"):
     """How a kernel cuts its work. `rows` of w and `size` of their columns are read at a time.
 
     A program of `gemv` has one token, and `repeats` times as many rows. One of `skinny` has up to
@@ -61,11 +65,32 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True):
         return None
 
 
+class Algorithm(msgspec.Struct, frozen=True, tag="cublaslt", tag_field="by"):
+    """The library's product by an algorithm of cuBLASLt: its bytes in hexadecimal, and the version
+    of the library that knows them.
+    """
+
+    data: str
+    version: int
+
+    @property
+    def bytes(self) -> bytes:
+        return bytes.fromhex(self.data)
+
+    def problem(self) -> str | None:
+        """Why this can be none, or None."""
+        if not re.fullmatch(f"[0-9a-f]{{{2 * ALGORITHM_BYTES}}}", self.data):
+            return "an algorithm of cuBLASLt is not 64 bytes in hexadecimal"
+        return None
+
+
 class Choice(msgspec.Struct, frozen=True):
-    """Up to `max_tokens` tokens, and above the choice before, this tile; the library's if None."""
+    """Up to `max_tokens` tokens, and above the choice before, this way; as torch asks the library
+    if None.
+    """
 
     max_tokens: int
-    tile: Tile | None
+    tile: Tile | Algorithm | None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -95,7 +120,7 @@ class TileTable(msgspec.Struct, frozen=True):
         table = msgspec.json.decode(data, type=cls)
         for entry in table.entries:
             limits = [choice.max_tokens for choice in entry.choices]
-            if limits != sorted(set(limits)) or not all(0 < n <= _MAX_TOKENS for n in limits):
+            if limits != sorted(set(limits)) or not all(0 < n <= MAX_TOKENS for n in limits):
                 raise ValueError(f"tile table: token limits {limits} do not ascend")
             if not 0 < entry.num_rows < _MAX_SIZE or not 0 < entry.size < _MAX_SIZE:
                 raise ValueError(f"tile table: a weight of {entry.num_rows} x {entry.size}")
@@ -145,15 +170,20 @@ def choices_of(kind: str, num_rows: int, size: int, dtype: torch.dtype) -> tuple
 
 def token_limits() -> set[int]:
     """The token counts up to which one choice holds and behind which the next begins, of all sites
-    that were asked for.
+    that were asked for, where one of the two is a kernel that Triton compiles.
     """
-    return {choice.max_tokens for choices in _asked.values() for choice in choices}
+    found = set()
+    for choices in _asked.values():
+        for choice, following in itertools.zip_longest(choices, choices[1:]):
+            if any(each and isinstance(each.tile, Tile) for each in (choice, following)):
+                found.add(choice.max_tokens)
+    return found
 
 
 def tile_for(
     kind: str, num_rows: int, size: int, dtype: torch.dtype, num_tokens: int
-) -> Tile | None:
-    """The tile for a site and a token count, or None: the library is faster."""
+) -> Tile | Algorithm | None:
+    """The way for a site and a token count, or None: torch's is as fast."""
     for choice in choices_of(kind, num_rows, size, dtype):
         if num_tokens <= choice.max_tokens:
             return choice.tile

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenspeed.kernels import gemv, skinny
+from tokenspeed.kernels import cublas_lt, gemv, skinny
 from tokenspeed.kernels.linear_parts import LinearCall
-from tokenspeed.kernels.linear_tiles import Tile, tile_for
+from tokenspeed.kernels.linear_tiles import Algorithm, Tile, tile_for
 from tokenspeed.kernels.rms_norm import launch_rms_norm, rms_norm_reference
 from tokenspeed.kernels.silu_mul import launch as launch_silu_mul
 from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
@@ -64,18 +64,22 @@ def reference(call: LinearCall) -> Tensor:
     return out if call.residual is None else call.residual + out
 
 
-def by_library(call: LinearCall) -> Tensor:
+def by_library(call: LinearCall, algorithm: Algorithm | None = None) -> Tensor:
     """The library's product between kernels of their own."""
     x = call.x if call.norm is None else launch_rms_norm(call.x, call.norm, call.eps)
+    if algorithm is not None and call.bias is None:
+        found = cublas_lt.run(x, call.w, algorithm, call.residual)
+        if found is not None:
+            return launch_silu_mul(found) if call.gate else found
     out: Tensor = F.linear(x, call.w, call.bias)
     out = launch_silu_mul(out) if call.gate else out
     return out if call.residual is None else out.add_(call.residual)
 
 
-def launch(call: LinearCall, tile: Tile | None, compile_only: bool = False) -> Tensor:
+def launch(call: LinearCall, tile: Tile | Algorithm | None, compile_only: bool = False) -> Tensor:
     """With a tile of a kernel's, or by the library. `compile_only`: the result is not written."""
-    if tile is None:
-        return by_library(call)
+    if not isinstance(tile, Tile):
+        return by_library(call, tile)
     if tile.kernel == "skinny" and call.norm is not None:
         # Every program would norm all tokens again. The weight is on its way meanwhile.
         call = replace(call, x=launch_rms_norm(call.x, call.norm, call.eps), norm=None)

@@ -20,21 +20,35 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels import gemv
+from tokenspeed.kernels import cublas_lt, gemv
 from tokenspeed.kernels.linear_parts import LinearCall
-from tokenspeed.kernels.linear_tiles import Choice, Entry, Site, Tile, TileTable
+from tokenspeed.kernels.linear_tiles import (
+    MAX_TOKENS,
+    Algorithm,
+    Choice,
+    Entry,
+    Site,
+    Tile,
+    TileTable,
+)
 from tokenspeed.kernels.small_linear import launch
 from tokenspeed.kernels.triton_jit import AsyncCompileMode, block_of
 
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Token counts that are measured; what lies between two goes with the larger."""
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Token counts that are measured; what lies between two goes with the larger, and what lies above
+with the last.
+"""
+
+_SKINNY_TOKENS = 256
+"""More are the library's: matrix units then decide, not the memory's speed."""
 
 _MARGIN = 0.98
 """A kernel displaces the library if it takes less than this share of its time."""
 
 _GEMV_TOKENS = 4
-_REPLAYS = 7
-_MIN_CALLS = 24
+_ROUNDS = 7
+_ROUND_US = 1000.0
+"""Of one candidate, about."""
 _SKINNY = (
     Tile("skinny", rows=16, warps=4, size=256, stages=4),
     Tile("skinny", rows=32, warps=4, size=128, stages=4),
@@ -78,7 +92,7 @@ def candidates(site: Site, num_tokens: int) -> Iterator[Tile]:
     num_rows = site.num_rows // width
     if num_tokens <= _GEMV_TOKENS:
         yield from _gemv_candidates(site, num_rows, width)
-    if num_tokens == 1 or site.dtype == "float32":
+    if num_tokens == 1 or num_tokens > _SKINNY_TOKENS or site.dtype == "float32":
         return
     sizes = [min(64, max(16, block_of(num_tokens))), *([128] if num_tokens > 64 else [])]
     for tile, tokens in itertools.product(_SKINNY, sizes):
@@ -105,11 +119,15 @@ def _gemv_candidates(site: Site, num_rows: int, width: int) -> Iterator[Tile]:
                 yield Tile("gemv", rows, warps, size)
 
 
+Way = Tile | Algorithm | None
+OnTime = Callable[[Site, int, Way, float], None]
+
+
 def tune(
     weights: Mapping[Site, Sequence[Tensor]],
     machine: str,
     tokens: Sequence[int] = TOKENS,
-    on_time: Callable[[Site, int, Tile | None, float], None] | None = None,
+    on_time: OnTime | None = None,
 ) -> TileTable:
     """Time the library and every candidate on every site's weights: enough of them that together
     they exceed the caches. `on_time` hears microseconds a call.
@@ -124,48 +142,67 @@ def tune(
     for site, ws in weights.items():
         winners = []
         for num_tokens in tokens:
-            calls = [make_call(site, w, num_tokens) for w in ws]
-            times = _times(site, calls, on_time)
+            times = _times(site, [make_call(site, w, num_tokens) for w in ws])
+            if on_time is not None:
+                for way, microseconds in times.items():
+                    on_time(site, num_tokens, way, microseconds)
             times[None] *= _MARGIN
             winners.append(Choice(num_tokens, min(times, key=times.__getitem__)))
         entries.append(Entry(*site, _merged(winners)))
     return TileTable(machine, tuple(entries))
 
 
-def _times(
-    site: Site,
-    calls: Sequence[LinearCall],
-    on_time: Callable[[Site, int, Tile | None, float], None] | None,
-) -> dict[Tile | None, float]:
-    num_tokens = calls[0].x.shape[0]
-    times: dict[Tile | None, float] = {}
-    for tile in (None, *candidates(site, num_tokens)):
+def _times(site: Site, calls: Sequence[LinearCall]) -> dict[Way, float]:
+    """Of torch's way first, of tiles, and of the library's algorithms, in rounds of all of them."""
+    ways: list[Way] = [None, *candidates(site, calls[0].x.shape[0])]
+    ways += cublas_lt.proposals(calls[0].x, calls[0].w)
+    timed = {}
+    for way in ways:
         try:
-            times[tile] = microseconds([functools.partial(launch, call, tile) for call in calls])
+            timed[way] = Timed([functools.partial(launch, call, way) for call in calls])
         except Exception:  # a tile that the compiler refuses, or that needs too much shared memory
             continue
-        if on_time is not None:
-            on_time(site, num_tokens, tile, times[tile])
-    return times
+    samples: dict[Way, list[float]] = {way: [] for way in timed}
+    for _ in range(_ROUNDS):
+        for way, each in timed.items():
+            samples[way].append(each.microseconds())
+    return {way: statistics.median(found) for way, found in samples.items()}
+
+
+class Timed:
+    """Calls in a CUDA graph, again and again for about a millisecond."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
+        """What raises on its first call raises here."""
+        calls[0]()
+        self._graph, self._count = _recorded(calls), len(calls)
+        once = self.microseconds()
+        repeats = int(_ROUND_US / (len(calls) * once))
+        if repeats > 1:
+            self._graph, self._count = _recorded([*calls] * repeats), len(calls) * repeats
+
+    def microseconds(self) -> float:
+        """Of one call, on the device, now."""
+        begin, end = _event(), _event()
+        begin.record()
+        self._graph.replay()
+        end.record()
+        end.synchronize()
+        return 1000.0 * float(begin.elapsed_time(end)) / self._count
+
+
+def _recorded(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
-    """Of one call, on the device: the median over replays of a CUDA graph of all of them."""
-    calls[0]()
-    repeated = [*calls] * -(-_MIN_CALLS // len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in repeated:
-            call()
-    samples = []
-    for _ in range(_REPLAYS):
-        begin, end = _event(), _event()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end))
-    return 1000.0 * float(statistics.median(samples)) / len(repeated)
+    """Of one call, on the device: the median over rounds."""
+    timed = Timed(calls)
+    return statistics.median(timed.microseconds() for _ in range(_ROUNDS))
 
 
 def _event() -> Any:
@@ -173,7 +210,7 @@ def _event() -> Any:
 
 
 def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Neighbours with one winner as one; the library's tail is left out."""
+    """Neighbours with one winner as one; torch's tail is left out, the library's goes on."""
     found: list[Choice] = []
     for choice in choices:
         if found and found[-1].tile == choice.tile:
@@ -181,4 +218,6 @@ def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:
         found.append(choice)
     if found and found[-1].tile is None:
         found.pop()
+    elif found and isinstance(found[-1].tile, Algorithm):
+        found.append(msgspec.structs.replace(found.pop(), max_tokens=MAX_TOKENS))
     return tuple(found)
