@@ -14,6 +14,7 @@ import msgspec
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.options import Suggesting
 from tokenspeed.timeline import Timing
+from tokenspeed.wording import type_error
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -97,7 +98,7 @@ class SamplingParams(
             try:
                 value = msgspec.convert(getattr(self, name), kind)
             except msgspec.ValidationError as error:
-                raise InvalidRequest(f"{name}: {error}", name) from None
+                raise InvalidRequest(type_error(str(error), name), name) from None
             msgspec.structs.force_setattr(self, name, value)
             if name in _BOUNDS and value is not None:
                 _check_bounds(name, value)

@@ -186,7 +186,11 @@ def test_environment_lists_and_blanks() -> None:
         ("trust_remote_code: sure", "trust_remote_code must be true or false"),
         ("print-config: true", "can stand on the command line only"),
         ("- port", "must hold a mapping"),
-        ("a: [", "is not valid YAML"),
+        ("a: [", "is not valid YAML, line 1, column 5: expected the node content, but found"),
+        (
+            "port: 1\n  host: x",
+            "is not valid YAML, line 2, column 7: mapping values are not allowed",
+        ),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
         ("a: &a [*a]", "is not an option"),
         ("#" * (1 << 21), "is larger than 1048576 bytes"),

@@ -176,8 +176,8 @@ async def test_drain_lets_streams_end(caplog: pytest.LogCaptureFixture) -> None:
             assert b"[DONE]" in rest and b"error" not in rest
             assert await server.end() == 0
     told = [record.message for record in caplog.records if record.message.startswith("stopping")]
-    assert len(told) == 1 and told[0].startswith("stopping: 1 requests have ended in ")
-    assert told[0].endswith(" s, 0 were cut short")
+    assert len(told) == 1 and told[0].startswith("stopping: 1 request ended in ")
+    assert told[0].endswith(" s, 0 cut short")
 
 
 @pytest.mark.parametrize("second", [False, True])
@@ -212,7 +212,7 @@ async def test_a_paused_server_waits_for_nothing(caplog: pytest.LogCaptureFixtur
         assert (await asking).status_code == 503
         assert await server.end(6) == 0
     told = [record.message for record in caplog.records if record.message.startswith("stopping")]
-    assert len(told) == 1 and ", 1 were cut short (paused" in told[0]
+    assert len(told) == 1 and ", 1 cut short (paused" in told[0]
 
 
 async def test_the_end_waits_for_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

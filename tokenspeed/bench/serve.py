@@ -26,6 +26,7 @@ from tokenspeed.bench.metrics import summarize
 from tokenspeed.bench.progress import progress, tell
 from tokenspeed.bench.serve_options import ServeOptions
 from tokenspeed.bench.serve_plan import API_KEYS, Plan, make_plan
+from tokenspeed.wording import counted
 
 _POLL_S = 0.5
 _MODELS = "/v1/models"
@@ -94,7 +95,7 @@ async def measure(plan: Plan) -> Measured:
         )
         total, is_hidden = num_requests(plan.sessions), options.output.disable_tqdm
         if not is_hidden:
-            tell(f"{total} requests to {model} at {plan.address.url}")
+            tell(f"{counted(total, 'request')} to {model} at {plan.address.url}")
         await _warm_up(client, requests, plan)
         load = Load(client, requests, limit_of(options.load.max_concurrency))
         cpu = time.process_time()

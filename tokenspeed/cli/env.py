@@ -37,12 +37,16 @@ PACKAGES = (
 PREFIXES = ("TOKENSPEED_", "HF_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH")
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _NOT_FOUND = "not found"
+_HELP = """usage: tokenspeed env
+
+Print what a bug report should say about this machine, one `key: value` a line: versions, CPU and
+GPU, memory, and the environment variables that count. What holds a key or a token is not shown."""
 
 
 def main(argv: list[str]) -> int:
     """Print the lines. It takes no words."""
     if argv and argv[0] in ("-h", "--help"):
-        print(__doc__)
+        print(_HELP)
         return 0
     if argv:
         raise ConfigError(f"takes no options, got {argv[0][:100]}")
@@ -63,7 +67,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "ulimit soft", str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield "C++ compiler", _compiler()
     yield from _device_facts()
-    for package in PACKAGES:
+    for package in PACKAGES if _TORCH_ERROR else PACKAGES[1:]:  # torch has said its version
         yield package, _attempt(functools.partial(importlib.metadata.version, package))
     for name in sorted(os.environ):
         if name.startswith(PREFIXES):

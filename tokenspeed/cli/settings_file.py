@@ -51,13 +51,22 @@ def _load(path: Path) -> dict[Any, Any]:
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, RecursionError, UnicodeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--config {path} is not valid YAML: {reason}") from None
+        raise ConfigError(f"--config {path} is not valid YAML{_reason(error)}") from None
     if entries is None:
         return {}
     if not isinstance(entries, dict):
         raise ConfigError(f"--config {path} must hold a mapping of option names to values")
     return entries
+
+
+def _reason(error: Exception) -> str:
+    """Where it is broken, and why, in a line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f", line {mark.line + 1}, column {mark.column + 1}: {error.problem}"[:200]
+    if isinstance(error, RecursionError):
+        return ": it is nested too deeply"
+    return f": {' '.join(str(error).split())[:200]}"
 
 
 def take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> None:

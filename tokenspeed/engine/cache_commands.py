@@ -28,6 +28,7 @@ from tokenspeed.engine.warmup import check_target, wanted, write_entries
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.text.errors import ModelError
+from tokenspeed.wording import counted
 
 
 def run(action: str, config: Config, **arguments: Any) -> int:
@@ -80,7 +81,7 @@ def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
     else:
         print(f"no entry in {cache.root}")
     for each in () if as_json else sets:
-        what = each.problem or f"{each.count} kernels, {size_text(each.bytes)}"
+        what = each.problem or f"{counted(each.count, 'kernel')}, {size_text(each.bytes)}"
         print(f"{each.name}: {what}, for {'this' if fits(each) else 'another'} machine")
     return 0
 

@@ -33,6 +33,7 @@ from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta, job_of
 from tokenspeed.text.errors import ModelError
+from tokenspeed.wording import counted
 
 IDLE_CHECK_MS = 1000
 """Idle for this long, the engine checks its invariants once before it blocks."""
@@ -147,7 +148,7 @@ class Server:
             self._link.send(client, StepOutputs(outbox.get(client, []), stats))
         if gone := self._link.take_gone():
             lost = [key for key, owner in self._owners.items() if owner in gone]
-            logger.warning("a client is gone; aborting its %d requests", len(lost))
+            logger.warning("a client is gone; aborting its %s", counted(len(lost), "request"))
             self._engine.abort(lost)
             for key in lost:
                 del self._owners[key]

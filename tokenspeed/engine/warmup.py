@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -93,8 +94,9 @@ def write_entries(cache: CompileCache, entries: Sequence[Entry], path: str) -> N
     digest = write_archive(Path(path), members)
     num_bytes = sum(map(len, members.values()))
     logger.info(
-        "%s: %d %s, %.1f MiB; to use it: tokenspeed cache import FILE --sha256 DIGEST",
+        "%s: %d %s, %.1f MiB; to use it: tokenspeed cache import %s --sha256 %s",
         *(path, len(entries), "entry" if len(entries) == 1 else "entries", num_bytes / _MIB),
+        *(shlex.quote(path), digest),
     )
     for entry in entries:
         machine = ", ".join(f"{k} {v}" for k, v in group(entry.manifest.facts, "machine").items())

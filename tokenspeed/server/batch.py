@@ -40,7 +40,7 @@ from tokenspeed.server.protocol import parse_json
 from tokenspeed.server.state import ServerState
 from tokenspeed.text.source import ModelError
 from tokenspeed.text.text_side import load_text_side
-from tokenspeed.wording import counted
+from tokenspeed.wording import counted, type_error
 
 MAX_CUSTOM_ID_CHARS = 512
 BUSY_WAIT_S = 0.2
@@ -303,7 +303,9 @@ class _Reader:
             self._claim(custom_id)
             request = msgspec.convert(value, BatchRequest)
         except (APIError, msgspec.ValidationError, RecursionError) as error:
-            raise _BadLine("invalid_line", f"no batch request: {error}", custom_id) from None
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            why = type_error(why) if isinstance(error, msgspec.ValidationError) else why
+            raise _BadLine("invalid_line", f"no batch request: {why}", custom_id) from None
         if request.method != "POST" or request.url not in APIS:
             known = " or ".join(APIS)
             raise _BadLine("invalid_url", f"only POST to {known} can be answered", custom_id)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.wording import counted
 
 MAX_KEY_FILE_BYTES = 1 << 20
 LOOK_S = 1.0
@@ -50,7 +51,7 @@ class Keys:
         if path is not None:
             data = _read(path)
             self._seen = _digest(data)
-            self._keys = self._given + _keys_in(data)
+            self._keys = self._given + _keys_in(data, path)
 
     @property
     def are_asked(self) -> bool:
@@ -78,8 +79,9 @@ class Keys:
             data = _read(self._path)
             seen = _digest(data)
             if seen != self._seen:
-                self._keys = self._given + _keys_in(data)
-                logger.info("read %d API keys from --api-key-file", len(self._keys))
+                self._keys = self._given + _keys_in(data, self._path)
+                read = counted(len(self._keys), "API key")
+                logger.info("read %s from --api-key-file", read)
         except ConfigError as error:
             seen = str(error)
             if seen != self._seen:
@@ -95,12 +97,12 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError("--api-key-file must be a regular file: it is read again")
+                raise ConfigError(f"--api-key-file {path} must be a regular file: it is read again")
             data = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"--api-key-file cannot be read: {error.strerror}") from None
+        raise ConfigError(f"--api-key-file {path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_KEY_FILE_BYTES:
-        raise ConfigError(f"--api-key-file has more than {MAX_KEY_FILE_BYTES} bytes")
+        raise ConfigError(f"--api-key-file {path} has more than {MAX_KEY_FILE_BYTES} bytes")
     return data
 
 
@@ -109,32 +111,33 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _keys_in(data: bytes) -> list[Key]:
+def _keys_in(data: bytes, path: str) -> list[Key]:
     lines = [
         _COMMENT.sub(b"", line).strip() for line in data.removeprefix(codecs.BOM_UTF8).splitlines()
     ]
-    keys = [_key_in(number, line) for number, line in enumerate(lines, 1) if line]
+    keys = [_key_in(number, line, path) for number, line in enumerate(lines, 1) if line]
     if not keys:
-        raise ConfigError("--api-key-file has no keys: write one a line")
+        raise ConfigError(f"--api-key-file {path} has no keys: write one a line")
     return keys
 
 
-def _key_in(number: int, line: bytes) -> Key:
+def _key_in(number: int, line: bytes, path: str) -> Key:
     if any(byte < 0x20 or byte == 0x7F for byte in line):  # as UTF-16 has; no header can carry it
         raise ConfigError(
-            f"--api-key-file, line {number}: a key has no control characters; save it as UTF-8"
+            f"--api-key-file {path}, line {number}: "
+            "a key has no control characters; save it as UTF-8"
         )
     found = _LIMITED.fullmatch(line)
     if found is None:
         if len(line.split()) > 1:
             raise ConfigError(
-                f"--api-key-file, line {number}: a key is one word, alone or followed by "
+                f"--api-key-file {path}, line {number}: a key is one word, alone or followed by "
                 "max_requests=N"
             )
         return Key(_digest(line))
     key, limit = found.groups()
     if not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_REQUESTS:
         raise ConfigError(
-            f"--api-key-file, line {number}: max_requests must be from 1 to {MAX_REQUESTS}"
+            f"--api-key-file {path}, line {number}: max_requests must be from 1 to {MAX_REQUESTS}"
         )
     return Key(_digest(key), int(limit))

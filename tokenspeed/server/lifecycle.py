@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from tokenspeed.log import logger
 from tokenspeed.server.errors import APIError, unavailable
 from tokenspeed.server.state import ServerState
+from tokenspeed.wording import counted
 
 LAST_EVENTS_S = 2.0
 """How long ended streams may take to write their last event."""
@@ -72,7 +73,7 @@ async def drain(state: ServerState, signals: Signals) -> None:
     if num_requests:
         seconds = time.monotonic() - began
         num_ended = max(num_requests - num_cut, 0)
-        told = f"{num_ended} requests have ended in {seconds:.1f} s, {num_cut} were cut short"
+        told = f"{counted(num_ended, 'request')} ended in {seconds:.1f} s, {num_cut} cut short"
     logger.info("stopping: %s%s", told, " (paused, none could end)" if is_paused else "")
 
 

@@ -19,6 +19,7 @@ from tokenspeed.request import MAX_STOP_STRINGS, MAX_TOKENS, SamplingParams
 from tokenspeed.server.errors import APIError, bad_request, shorten, unsupported
 from tokenspeed.server.structured import FORMS, structured_outputs
 from tokenspeed.server.unsupported import UNSUPPORTED, Unsupported, refuse_unless_harmless
+from tokenspeed.wording import type_error
 
 MAX_WARNED_FIELDS = 256
 MAX_SALT_CHARS = 256
@@ -288,7 +289,7 @@ def _conversion_error(error: msgspec.ValidationError) -> APIError:
         r"missing required field `(\w+)`", message
     )
     param = found[1].removesuffix("[...]") if found else None
-    return bad_request(f"{param}: {message}" if param else message, param)
+    return bad_request(type_error(str(error)), param)
 
 
 _KEY = re.compile(rb'"([A-Za-z_]\w{0,63})"\s*:')

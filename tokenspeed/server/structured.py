@@ -16,6 +16,7 @@ import msgspec
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.server.errors import bad_request, overloaded
 from tokenspeed.structured.pool import GrammarPool
+from tokenspeed.wording import type_error
 
 MAX_WAITING = 256
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.05
@@ -39,7 +40,10 @@ def structured_outputs(fields: Mapping[str, Any]) -> StructuredOutputs | None:
     for name, value in fields.items():
         try:
             asked = None if value is None else _convert(name, value)
-        except (msgspec.ValidationError, ValueError) as error:
+        except msgspec.ValidationError as error:
+            what = str(error).partition(" - at ")[0] if FORMS[name] else str(error)
+            raise bad_request(type_error(what, name), name) from None
+        except ValueError as error:
             raise bad_request(f"{name}: {error}", name) from None
         if asked is not None:
             given[name] = asked
