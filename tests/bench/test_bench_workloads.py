@@ -54,7 +54,15 @@ def test_the_median_hides_a_slow_run() -> None:
     times = iter([0.0, 1.0, 9.0, 1.5])
     (workload,) = latency_workloads([], ttft_lens=[4])
     (found,) = measure([workload], lambda ids, count: next(times), 500, num_iters=3)
-    assert (found.median, found.runs) == (1500, [1000, 9000, 1500])
+    assert (found.median, found.runs, found.host_ms) == (1500, [1000, 9000, 1500], None)
+
+
+def test_the_hosts_part_is_that_of_a_step_of_the_runs() -> None:
+    """Not of the run that is not counted: 4 of 10 steps, in which it took 0.5 s."""
+    told = iter([(0.5, 4), (0.8, 10)])
+    (workload,) = latency_workloads([], ttft_lens=[4])
+    (found,) = measure([workload], lambda ids, count: 1.0, 500, 2, host_time=lambda: next(told))
+    assert found.host_ms == pytest.approx(50)
 
 
 def test_the_published_workloads() -> None:
@@ -88,6 +96,8 @@ def test_latency_of_a_model(
     assert names == ["decode1", "decode3", "ttft9"]
     assert all(min(each["runs"]) > 0 for each in report["results"])
     assert "ttft999: left out" in said.err and "tokens/s" in said.out
+    for each in report["results"]:
+        assert 0 < each["host_ms"] and f"host {each['host_ms']:.3f} ms a step" in said.out
     assert report["machine"]["cores"] and "level 0" in report["engine"]
 
 

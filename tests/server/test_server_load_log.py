@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
 import pytest
 from running_server import running
 from server_fakes import CHAT, FakeClient
@@ -15,7 +16,8 @@ from tokenspeed.server.load_log import LoadLog, log_load
 
 
 def test_a_line_shows_what_happened_since_the_last() -> None:
-    log = LoadLog(Stats(prompt_tokens=100, prefix_queries=100, prefix_hits=90), 50.0)
+    before = Stats(prompt_tokens=100, prefix_queries=100, prefix_hits=90, steps=10)
+    log = LoadLog(msgspec.structs.replace(before, host_launch_s=0.5, host_commit_s=0.25), 50.0)
     busy = Stats(
         num_running=3,
         num_waiting=2,
@@ -24,14 +26,20 @@ def test_a_line_shows_what_happened_since_the_last() -> None:
         generation_tokens=42,
         prefix_queries=300,
         prefix_hits=140,
+        steps=50,
+        host_launch_s=0.6,
+        host_commit_s=0.31,
     )
     assert log.line(busy, 60.0) == (
         "Avg prompt throughput: 25.0 tokens/s, Avg generation throughput: 4.2 tokens/s, "
-        "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 25.6%, Prefix cache hit rate: 25.0%"
+        "Running: 3 reqs, Waiting: 2 reqs, KV cache usage: 25.6%, Prefix cache hit rate: 25.0%, "
+        "Host time: 4.00 ms a step"
     )
     stuck = log.line(busy, 65.0)
     assert stuck is not None and stuck.startswith("Avg prompt throughput: 0.0 tokens/s")
-    assert stuck.endswith("Prefix cache hit rate: 25.0%"), "no prompt came that could change it"
+    assert "Prefix cache hit rate: 25.0%, Host time: 0.00 ms" in stuck, (
+        "no prompt came that could change it"
+    )
 
 
 def test_an_engine_that_was_started_again_counts_from_zero() -> None:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from tokenspeed.bench.machine import facts, gpu_speed
-from tokenspeed.bench.workloads import DECODE_MS, Result, Seconds, Workload, measure
+from tokenspeed.bench.workloads import DECODE_MS, HostTime, Result, Seconds, Workload, measure
 from tokenspeed.llm import LLM
 from tokenspeed.options import ConfigError
 from tokenspeed.request import InvalidRequest, SamplingParams
@@ -83,7 +83,8 @@ def run(llm: LLM, workloads: Sequence[Workload], num_iters: int) -> Iterator[Res
         else:
             told = f"{each.name}: left out, its {each.total_len} tokens are more than the model's"
             print(f"{told} context of {llm.max_model_len}", file=sys.stderr)
-    yield from measure(fitting, seconds_of(llm), llm.engine.ready.vocab_size, num_iters)
+    vocab_size = llm.engine.ready.vocab_size
+    yield from measure(fitting, seconds_of(llm), vocab_size, num_iters, host_time_of(llm))
 
 
 def seconds_of(llm: LLM) -> Seconds:
@@ -98,10 +99,20 @@ def seconds_of(llm: LLM) -> Seconds:
     return seconds
 
 
+def host_time_of(llm: LLM) -> HostTime:
+    def host_time() -> tuple[float, int]:
+        stats = llm.engine.stats
+        return stats.host_launch_s + stats.host_commit_s, stats.steps
+
+    return host_time
+
+
 def line(result: Result) -> str:
     """A result for people; of steps also as tokens a second."""
     spread = f"({min(result.runs):.4g} to {max(result.runs):.4g})"
     shown = f"{result.name:12} {result.median:12.3f} {result.unit:16} {spread}"
     if result.unit == DECODE_MS:
         shown += f"   {1e3 * result.num_prompts / result.median:.0f} tokens/s"
+    if result.host_ms is not None:
+        shown += f"   host {result.host_ms:.3f} ms a step"
     return shown

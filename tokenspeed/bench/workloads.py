@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import msgspec
 
 Seconds = Callable[[list[list[int]], int], float]
+HostTime = Callable[[], tuple[float, int]]
+"""Seconds that the engine's thread has spent on steps so far without waiting, and their number."""
 
 DECODE_MS, TTFT_MS = "ms a step", "ms"
 INPUT_SPEED, OUTPUT_SPEED = "prompt tokens/s", "output tokens/s"
@@ -59,7 +61,9 @@ class Workload:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload came to: the median, and every run."""
+    """What a workload came to: the median, and every run. `host_ms`: what the host does for a step
+    of these runs, without waiting for the device; None where nobody says.
+    """
 
     name: str
     unit: str
@@ -68,6 +72,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     output_len: int
     median: float
     runs: list[float]
+    host_ms: float | None = None
 
 
 def latency_workloads(
@@ -120,12 +125,17 @@ def throughput_workloads(
 
 
 def measure(
-    workloads: Iterable[Workload], seconds: Seconds, vocab_size: int, num_iters: int
+    workloads: Iterable[Workload],
+    seconds: Seconds,
+    vocab_size: int,
+    num_iters: int,
+    host_time: HostTime | None = None,
 ) -> Iterator[Result]:
     """Each workload's result as soon as it is there."""
     for each in workloads:
         ids = prompts(each.num_prompts, each.input_len, vocab_size)
         seconds(ids, min(each.output_len, _WARM_UP_TOKENS))
+        before = host_time() if host_time else None
         runs = [each.measure(seconds, vocab_size) for _ in range(num_iters)]
         yield Result(
             name=each.name,
@@ -135,7 +145,12 @@ def measure(
             output_len=each.output_len,
             median=statistics.median(runs),
             runs=runs,
+            host_ms=_host_ms(before, host_time()) if host_time and before else None,
         )
+
+
+def _host_ms(before: tuple[float, int], after: tuple[float, int]) -> float:
+    return 1e3 * (after[0] - before[0]) / max(1, after[1] - before[1])
 
 
 def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:

@@ -25,6 +25,7 @@ from tokenspeed.batch import Batch, Row, RowResult, StepResult
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.acceptance import make_delta
 from tokenspeed.engine.grammars import Grammars
+from tokenspeed.engine.host_time import HostTime
 from tokenspeed.engine.messages import Ready, Stats
 from tokenspeed.engine.record import Request, State
 from tokenspeed.engine.scheduler import Scheduler
@@ -46,6 +47,7 @@ class LaunchedStep(Protocol):
     batch: Batch
 
     def sample(self, masks: Tensor | None = None) -> None: ...
+    def wait(self) -> None: ...
     def result(self) -> StepResult: ...
 
 
@@ -91,6 +93,7 @@ class Engine:
         self._forbid_jit = forbid_jit
         self._grammars = grammars
         self._spare_work = spare_work
+        self.host = HostTime()
         self._in_flight: LaunchedStep | None = None
         self._is_paused = False
 
@@ -110,6 +113,8 @@ class Engine:
             jit=ledger.totals(),
             graphs_to_come=0 if self._spare_work is None else self._spare_work.num_later,
             is_paused=self._is_paused,
+            host_launch_s=self.host.launch_s,
+            host_commit_s=self.host.commit_s,
         )
 
     @property
@@ -151,6 +156,7 @@ class Engine:
         if self._is_paused:
             return self._run(None)
         deltas = self._queue_compiled()
+        self.host.begin()
         batch = self._scheduler.schedule()
         if batch is None and self._in_flight is None and self._grammars:
             self._grammars.wait(COMPILE_POLL_S)
@@ -231,6 +237,7 @@ class Engine:
             step = self._worker.launch(batch)
             if not needs_masks:
                 step.sample()
+            self.host.launched()
         except Exception as error:
             return self._finish(previous) + self._run_rows(batch, error)
         if needs_masks:
@@ -239,7 +246,9 @@ class Engine:
             try:
                 masks, ends = self._masks(batch)
                 deltas += ends
+                self.host.begin()
                 step.sample(masks)
+                self.host.launched()
             except Exception as error:
                 return deltas + self._run_rows(batch, error)
         if self._overlap:
@@ -271,13 +280,18 @@ class Engine:
         if step is None:
             return []
         try:
+            step.wait()
+            self.host.begin()
             result = step.result()
         except Exception as error:
+            self.host.begin()
             logger.error("step %d gave no result", step.batch.step, exc_info=error)
             self._worker.check_device()
             rows = [_failed(row, error) for row in step.batch.rows]
             result = StepResult(batch=step.batch, rows=rows)
-        return self._scheduler.commit(result)
+        deltas = self._scheduler.commit(result)
+        self.host.committed()
+        return deltas
 
     def _run_rows(self, batch: Batch, cause: Exception) -> list[RequestDelta]:
         """Run a step that raised again, each row as a batch of its own, and commit it."""

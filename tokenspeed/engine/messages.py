@@ -125,6 +125,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """All compiles so far, those of the start included."""
     graphs_to_come: int = 0
     """CUDA graphs that are still to be recorded, when nobody waits."""
+    host_launch_s: float = 0.0
+    host_commit_s: float = 0.0
+    """Seconds of the engine's thread for its steps (`host_time.HostTime`)."""
     is_paused: bool = False
     """No step is launched until whoever runs the server says so."""
 

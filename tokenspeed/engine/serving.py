@@ -62,14 +62,19 @@ class Server:
                 if isinstance(message, Shutdown):
                     return
                 self._handle(client, message)
-            if stepping or self._engine.has_work:
-                self._post(self._engine.step())
+            has_stepped = stepping or self._engine.has_work
+            if has_stepped:
+                deltas = self._engine.step()
+                self._engine.host.begin()
+                self._post(deltas)
                 is_checked = False
             elif not messages and not is_busy and not is_checked:
                 self._engine.check()
                 is_checked = True
             if stepping or self._outbox or has_newcomer:
                 self._send()
+            if has_stepped:
+                self._engine.host.committed()
             if not messages and self._engine.prepare() and not self._engine.has_spare_work:
                 self._send()  # it is over: whoever asks for readiness with all graphs hears of it
 

@@ -105,8 +105,14 @@ class Step:
             )
         self._sampled = Fetch(sampled.ids, sampled.status)
 
+    def wait(self) -> None:
+        """For the step, not for those launched behind it."""
+        for fetch in (self._sampled, self._scores, self._others, *self._prompt_scores):
+            if fetch is not None:
+                fetch.wait()
+
     def result(self) -> StepResult:
-        """Wait for the step, not for those launched behind it; one result a row, in row order."""
+        """Wait for the step if nobody did; one result a row, in row order."""
         sampled = iter(self._sampled_results())
         others = iter(() if self._others is None else self._others.wait()[0].tolist())
         results = []

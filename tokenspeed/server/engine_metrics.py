@@ -23,6 +23,8 @@ _COUNTERS = (
     ("prompt_tokens", "prompt tokens processed", "prompt_tokens"),
     ("generation_tokens", "tokens generated", "generation_tokens"),
     ("engine_steps", "steps of the engine", "steps"),
+    ("engine_launch_seconds", "of its thread, to schedule and launch steps", "host_launch_s"),
+    ("engine_commit_seconds", "of its thread, to commit and post results", "host_commit_s"),
     ("num_nan_aborted_requests", "requests ended by a result that is no number", "nan_aborted"),
 )
 """Metric, what it says, and the field of `Stats` that it shows."""

@@ -32,11 +32,15 @@ class LoadLog:
             return None
         if (num_queries := stats.prefix_queries - before.prefix_queries) > 0:
             self._hit_rate = (stats.prefix_hits - before.prefix_hits) / num_queries
+        host_s = stats.host_launch_s + stats.host_commit_s
+        host_s -= before.host_launch_s + before.host_commit_s
+        host_ms = 1e3 * host_s / max(1, stats.steps - before.steps)
         return (
             f"Avg prompt throughput: {num_prompt / seconds:.1f} tokens/s, "
             f"Avg generation throughput: {num_generated / seconds:.1f} tokens/s, "
             f"Running: {stats.num_running} reqs, Waiting: {stats.num_waiting} reqs, "
-            f"KV cache usage: {stats.kv_usage:.1%}, Prefix cache hit rate: {self._hit_rate:.1%}"
+            f"KV cache usage: {stats.kv_usage:.1%}, Prefix cache hit rate: {self._hit_rate:.1%}, "
+            f"Host time: {host_ms:.2f} ms a step"
         )
 
 
