@@ -13,10 +13,11 @@ import yaml
 from tokenspeed.cli.main import main
 from tokenspeed.cli.print_config import listing
 from tokenspeed.cli.settings import resolve
-from tokenspeed.config import LEVELS, OPTIONS
+from tokenspeed.config import GROUPS, LEVELS, OPTIONS
 from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
 from tokenspeed.resolve import resolve as settle
 
+GROUP_HEADS = [f"# {group}" for group in GROUPS]
 HOPPER = MachineFacts(
     has_cuda=True,
     capability=(9, 0),
@@ -32,7 +33,7 @@ def test_a_listing_is_a_settings_file_without_secrets(tmp_path: Path) -> None:
     words = ["m", "--max-model-len", "4k", "--api-key", "hunter2", "--served-model-name", 'a"b']
     resolved = resolve([*words, "--trust-remote-code"], {})
     settled = settle(resolved.config, HOPPER, QWEN)
-    text = "\n".join(listing(resolved, settled, None))
+    text = "\n".join(listing(resolved, settled, None, True))
     assert "hunter2" not in text
     assert yaml.safe_load(text).keys() == OPTIONS.keys() - {"api_key"}
     file = tmp_path / "serve.yaml"
@@ -44,7 +45,8 @@ def test_a_listing_is_a_settings_file_without_secrets(tmp_path: Path) -> None:
 
 def test_each_value_says_where_it_comes_from_or_why_it_is_so() -> None:
     resolved = resolve(["m", "--max-model-len", "4k", "--tp", "1"], {"TOKENSPEED_SEED": "3"})
-    lines = list(listing(resolved, settle(resolved.config, HOPPER, QWEN), None))
+    settled = settle(resolved.config, HOPPER, QWEN)
+    lines = list(listing(resolved, settled, None, True))
     assert lines[0].startswith("# --tp 1: ")
     for line in (
         'model: "m"  # command line',
@@ -55,6 +57,13 @@ def test_each_value_says_where_it_comes_from_or_why_it_is_so() -> None:
         "level: 2  # on CUDA",
     ):
         assert line in lines
+    few = list(listing(resolved, settled, None, False))
+    assert [each for each in lines if "  # default" in each and "open" not in each]
+    left_out = [each for each in lines if each not in few]
+    assert all(each.endswith("  # default") or each in GROUP_HEADS for each in left_out)
+    num_left_out = sum(each not in GROUP_HEADS for each in left_out)
+    told = f"# {num_left_out} more are what they are by default: --print-config=all"
+    assert [each for each in few if each not in lines] == [told]
     (attention,) = (line for line in lines if line.startswith("attention_backend"))
     assert attention.startswith('attention_backend: "flashinfer"  # head size 128 on sm_90: ')
 
@@ -82,7 +91,7 @@ def test_without_an_engine_what_was_given_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenspeed.engine.settled", None)
-    assert main(["serve", "m", "--print-config"]) == 0
+    assert main(["serve", "m", "--print-config=all"]) == 0
     text = capsys.readouterr().out
     assert "the engine cannot be imported: ModuleNotFoundError" in text
     assert 'dtype: "auto"  # default' in text
@@ -101,5 +110,7 @@ def test_commands_without_a_model_import_no_engine(
         raise AssertionError("imported")
 
     monkeypatch.setitem(sys.modules, "tokenspeed.engine.settled", SimpleNamespace(settled=fail))
-    assert main(["cache", action, "--print-config"]) == 0
+    assert main(["cache", action, "--print-config=some"]) == 2
+    capsys.readouterr()
+    assert main(["cache", action, "--print-config=all"]) == 0
     assert "\ncache_dir: " in capsys.readouterr().out

@@ -37,7 +37,7 @@ Every option of `tokenspeed serve`. `LLM(...)` takes them as keywords, less thos
 - In a settings file (`--config FILE.yaml`): `max-model-len: 4k`, an option a line.
 - In the environment: `{ENVIRONMENT}MAX_MODEL_LEN=4k`; lists are separated by white space.
 
-The command line wins over the file, the file over the environment. `--print-config` shows every
+The command line wins over the file, the file over the environment. `--print-config` shows each
 value, where it came from, and why what you left open is what it is here. Sizes take suffixes: 4k is
 4000, 4K is 4096; m, M, g, G, t and T likewise. "Settled at start": from model and machine."""
 

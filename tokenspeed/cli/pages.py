@@ -18,7 +18,8 @@ _MAX_LISTED = 70
 """Characters of values that a page names; the help of one option has them all."""
 COMMON = {
     "--config FILE": "YAML file of option names and values; the command line wins over it",
-    "--print-config": "print every setting and where it comes from, and stop",
+    "--print-config": "print the settings that are not as by default, with where each comes from, "
+    "and stop; --print-config=all: every setting",
     "--help": "this page; --help=OPTION explains one, --help=compat lists other engines' flags",
 }
 """Flags of every command that takes options, with their texts."""

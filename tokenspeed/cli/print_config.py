@@ -1,4 +1,5 @@
-"""`--print-config`: every setting as a settings file, with where it comes from or why it is so.
+"""`--print-config`: settings as a settings file, with where each comes from or why it is so. Those
+that nobody set and nothing settled are left out, unless all are asked for.
 
 What settings leave open is settled by the engine's own function, on this machine and for the model;
 the engine is imported for it, and a machine on which it cannot be still prints what was given.
@@ -13,7 +14,7 @@ from typing import Any
 
 from tokenspeed.cli.settings import Resolved
 from tokenspeed.draft import Resolution
-from tokenspeed.options import Option, options_of
+from tokenspeed.options import ConfigError, Option, options_of
 from tokenspeed.resolve import levels
 
 _SETTLER = "tokenspeed.engine.settled"
@@ -25,19 +26,26 @@ def print_settled(resolved: Resolved) -> None:
         settler = importlib.import_module(_SETTLER)
     except (ImportError, OSError) as error:  # OSError: a broken CUDA library
         why = f"the engine cannot be imported: {type(error).__name__}: {error}"
-        print("\n".join(listing(resolved, None, why)))
+        print("\n".join(listing(resolved, None, why, _shows_all(resolved))))
         return
     resolution, problem = settler.settled(resolved.config)
-    print("\n".join(listing(resolved, resolution, problem)))
+    print("\n".join(listing(resolved, resolution, problem, _shows_all(resolved))))
 
 
 def print_given(resolved: Resolved) -> None:
     """Print the settings of a command that starts nothing."""
-    print("\n".join(listing(resolved, None, None)))
+    print("\n".join(listing(resolved, None, None, _shows_all(resolved))))
+
+
+def _shows_all(resolved: Resolved) -> bool:
+    words = resolved.own["--print-config"]
+    if words not in ((), ("all",)):
+        raise ConfigError(f"--print-config stands alone or is --print-config=all, got {words[0]!r}")
+    return bool(words)
 
 
 def listing(
-    resolved: Resolved, resolution: Resolution | None, problem: str | None
+    resolved: Resolved, resolution: Resolution | None, problem: str | None, shows_all: bool
 ) -> Iterator[str]:
     """The lines. `problem`: why some of it is open. Secrets are left out."""
     notes = [*resolved.notes, *(resolution.notes if resolution else ())]
@@ -46,12 +54,17 @@ def listing(
         yield f"# what hangs on the model stays open: {problem}"
     config = resolution.config if resolution else resolved.config
     reasons = resolution.reasons if resolution else {}
+    known, num_left_out = {**resolved.sources, **reasons}, 0
     for group, settings in vars(config).items():
-        yield f"# {group}"
-        for option in options_of(type(settings)):
-            why = resolved.sources.get(option.name, "default")
-            why = reasons.get(option.name, why)
+        options = options_of(type(settings))
+        shown = [each for each in options if shows_all or each.name in known]
+        num_left_out += len(options) - len(shown)
+        yield from (f"# {group}" for _ in shown[:1])
+        for option in shown:
+            why = known.get(option.name, "default")
             yield _line(option, getattr(settings, option.name), why)
+    if num_left_out:
+        yield f"# {num_left_out} more are what they are by default: --print-config=all"
     if resolution is not None:
         yield from _levels(resolution)
 

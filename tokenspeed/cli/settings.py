@@ -18,7 +18,7 @@ from tokenspeed.config import OPTIONS, Config, make_config
 from tokenspeed.options import ConfigError
 from tokenspeed.peers.answers import Takes
 
-COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.NOTHING}
+COMMON: dict[str, Takes] = {"--config": Takes.ONE, "--print-config": Takes.MAYBE}
 """Flags of every command that takes options. `--help` never gets here."""
 
 SERVE = Command(options=tuple(OPTIONS.values()), own=COMMON)
