@@ -162,6 +162,11 @@ class ServerConfig(Settings):
         low=0,
         high=86400,
     )
+    profile_dir: str | None = option(
+        None,
+        "folder for traces of the engine's steps, which POST /start_profile asks for (default: "
+        "none are recorded)",
+    )
     metrics_compat: str = option(
         "none",
         "show metrics under these names too, for boards that exist",

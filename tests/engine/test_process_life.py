@@ -71,9 +71,23 @@ async def pause_takes_nothing_but_time(client: EngineClient) -> None:
     assert client.stats.prefix_hits == hits
 
 
-async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
-    """It blocks while idle, ignores Ctrl-C, answers after both, pauses, and goes when told."""
-    client = EngineClient(tiny_config(tiny_model, api_key=("secret",)))
+async def a_profile_is_recorded(client: EngineClient, folder: Path) -> None:
+    done = await client.commands.ask("start_profile", num_steps=3)
+    assert done.profile is not None and Path(done.profile.path).parent == folder
+    assert (await client.commands.ask("start_profile", num_steps=3)).refusal
+    async for _ in generate(client, request("profiled", [5, 6], ignore_eos=True)):
+        pass
+    profile = (await client.commands.ask("stop_profile")).profile
+    assert profile is not None and profile.num_steps == 3
+    assert [str(path) for path in folder.iterdir()] == [profile.path]
+
+
+async def test_idle_interrupted_and_closed(tiny_model: str, tmp_path: Path) -> None:
+    """It blocks while idle, ignores Ctrl-C, answers after both, pauses, has some steps profiled,
+    and goes when told.
+    """
+    options = {"api_key": ("secret",), "profile_dir": str(tmp_path)}
+    client = EngineClient(tiny_config(tiny_model, **options))
     assert client._config.server.api_key == ()
     await client.start()
     await client.wait_ready()
@@ -90,6 +104,7 @@ async def test_idle_interrupted_and_closed(tiny_model: str) -> None:
         outcome.push(delta)
     assert outcome.error is None
     await pause_takes_nothing_but_time(client)
+    await a_profile_is_recorded(client, tmp_path)
     open_request = generate(client, request("b", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(open_request)
     await closed_without_trace(client)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from tokenspeed.config import Config, make_config
 from tokenspeed.engine.attached import EngineDead, Sink
-from tokenspeed.engine.messages import Action, Done, Loading, Ready, Stats
+from tokenspeed.engine.messages import Action, Done, Loading, Profile, Ready, Stats
 from tokenspeed.engine.phases import StartupPhases
 from tokenspeed.request import FinishReason, GenerateRequest, RequestDelta, TokenLogprob
 from tokenspeed.server.app import create_app
@@ -72,13 +72,17 @@ class FakeCommands:
         self.asked: list[Action] = []
         self.num_foreign = 0
 
-    async def ask(self, action: Action, job_id: str | None = None) -> Done:
+    async def ask(self, action: Action, job_id: str | None = None, num_steps: int = 0) -> Done:
         self.asked.append(action)
         client = self._client
         if action in ("pause", "continue"):
             (client.gate.clear if action == "pause" else client.gate.set)()
             client.stats = msgspec.structs.replace(client.stats, is_paused=action == "pause")
             client.stats_at = time.monotonic()
+        if action == "start_profile":
+            return Done(0, profile=Profile("/traces/one.json", num_steps))
+        if action == "stop_profile":
+            return Done(0, refusal="a test says so")
         if action == "abort":
             return Done(0, num_jobs=self.num_foreign)
         return Done(0, 7 if action == "flush_cache" else 0)

@@ -69,7 +69,8 @@ async def test_rendered_prompts_are_those_of_requests() -> None:
 
 
 async def test_the_operator_needs_a_key(ask: Asker) -> None:
-    for path in ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation"):
+    paths = ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation")
+    for path in (*paths, "/start_profile", "/stop_profile"):
         answer = await ask.http.post(path, json={"abort_all": True} if "abort" in path else {})
         assert refused(answer, 403)["code"] == "key_required"
     assert not ask.engine.commands.asked
@@ -154,9 +155,26 @@ async def test_settings_are_shown_without_secrets() -> None:
 
 
 async def test_what_is_not_offered_says_why(ask: Asker) -> None:
-    for path in ("/v1/embeddings", "/start_profile", "/stop_profile"):
-        error = refused(await ask.http.post(path, json={"input": ["x"], "model": "m"}))
-        assert error["code"] == "unsupported_operation"
+    error = refused(await ask.http.post("/v1/embeddings", json={"input": ["x"], "model": "m"}))
+    assert error["code"] == "unsupported_operation"
+
+
+async def test_the_operator_has_steps_profiled() -> None:
+    """The engine records them, or says why not. A client names no path."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, api_key=("k",)))
+    ask.http.headers["authorization"] = "Bearer k"
+    for body, num_steps in (({}, 16), ({"num_steps": 3}, 3), ({"num_steps": 256}, 256)):
+        told = (await ask.http.post("/start_profile", json=body)).json()
+        assert told == {"path": "/traces/one.json", "num_steps": num_steps}
+    for bad in (0, -1, 257, 1 << 70, 1.5, "3"):
+        answer = await ask.http.post("/start_profile", json={"num_steps": bad})
+        assert "num_steps" in refused(answer)["message"]
+    error = refused(await ask.http.post("/stop_profile"))
+    assert (error["message"], error["code"]) == ("profile: a test says so", "unsupported_operation")
+    assert client.commands.asked == ["start_profile"] * 3 + ["stop_profile"]
+    await ask.check_alive()
+    await ask.http.aclose()
 
 
 def references(node: Any) -> set[str]:

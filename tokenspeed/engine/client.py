@@ -54,7 +54,9 @@ class EngineClient(AttachedClient):
         self._number = 0
         self._kept = contextlib.ExitStack()
         # What only the HTTP side needs, its keys above all, stays here.
-        engine_side = ServerConfig(log_level=config.server.log_level)
+        engine_side = ServerConfig(
+            log_level=config.server.log_level, profile_dir=config.server.profile_dir
+        )
         self._config = dataclasses.replace(config, server=engine_side)
         self._startup_timeout = config.server.engine_startup_timeout
         self._process: asyncio.subprocess.Process | None = None

@@ -18,7 +18,7 @@ class Commands:
         self._waiting: dict[int, asyncio.Future[Done]] = {}
         self._error: Exception | None = None
 
-    async def ask(self, action: Action, job_id: str | None = None) -> Done:
+    async def ask(self, action: Action, job_id: str | None = None, num_steps: int = 0) -> Done:
         """Have a ready engine do something between two steps. Raises what `fail` was given."""
         if self._error is not None:
             raise self._error
@@ -26,7 +26,7 @@ class Commands:
         answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send(Command(number, action, job_id))
+            self._send(Command(number, action, job_id, num_steps))
             return await answer
         finally:
             del self._waiting[number]

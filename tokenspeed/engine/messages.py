@@ -16,6 +16,9 @@ from tokenspeed.config import Config
 from tokenspeed.ledger import JitCount
 from tokenspeed.request import GenerateRequest, RequestDelta
 
+MAX_PROFILE_STEPS = 256
+"""Of one trace."""
+
 
 class Launch(msgspec.Struct, frozen=True):
     """How an engine process is told what to be: one line of JSON on its stdin. It ends when that
@@ -47,18 +50,21 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     request_ids: list[str]
 
 
-Action = Literal["flush_cache", "pause", "continue", "abort", "tell"]
+Action = Literal[
+    "flush_cache", "pause", "continue", "abort", "tell", "start_profile", "stop_profile"
+]
 
 
 class Command(msgspec.Struct, tag="command", frozen=True):
     """What whoever runs the server tells the engine to do now; answered by `Done` with the same
     number, after every client has been told of the new figures. `abort` ends the requests of one
-    job, or all, whoever sent them; `tell` does nothing more.
+    job, or all, whoever sent them; `tell` does nothing more; a profile is one of `num_steps`.
     """
 
     number: int
     action: Action
     job_id: str | None = None
+    num_steps: int = 0
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
@@ -161,12 +167,26 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
         return StepOutputs(others, self.stats, ids, tokens)
 
 
+class Profile(msgspec.Struct, frozen=True):
+    """A trace of `num_steps` so far, and where it is written when it has ended. `error`: why it is
+    not.
+    """
+
+    path: str
+    num_steps: int
+    error: str | None = None
+
+
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """A command has been carried out: it freed `num_pages`, and ended `num_jobs`."""
+    """A command has been carried out: it freed `num_pages`, and ended `num_jobs`. Or it was not,
+    for the reason `refusal`.
+    """
 
     number: int
     num_pages: int = 0
     num_jobs: int = 0
+    profile: Profile | None = None
+    refusal: str | None = None
 
 
 ToEngine = Attach | Submit | Abort | Command | Shutdown

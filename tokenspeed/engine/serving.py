@@ -29,6 +29,7 @@ from tokenspeed.engine.messages import (
     ToEngine,
     Unread,
 )
+from tokenspeed.engine.profiler import Profiler, ProfileRefused
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta, job_of
@@ -40,11 +41,14 @@ IDLE_CHECK_MS = 1000
 
 
 class Server:
-    """Joins a link and an engine: who asked for what, and to whom each delta goes."""
+    """Joins a link and an engine: who asked for what, and to whom each delta goes. Traces of its
+    steps are written to `profile_dir`, if there is one.
+    """
 
-    def __init__(self, engine: Engine, link: EngineLink) -> None:
+    def __init__(self, engine: Engine, link: EngineLink, profile_dir: str | None = None) -> None:
         self._engine = engine
         self._link = link
+        self._profiler = Profiler(profile_dir, lambda: engine.stats.steps)
         self._owners: dict[str, bytes] = {}
         self._outbox: dict[bytes, list[RequestDelta]] = {}
 
@@ -64,7 +68,8 @@ class Server:
                 self._handle(client, message)
             has_stepped = stepping or self._engine.has_work
             if has_stepped:
-                deltas = self._engine.step()
+                with self._profiler.step():
+                    deltas = self._engine.step()
                 self._engine.host.begin()
                 self._post(deltas)
                 is_checked = False
@@ -111,7 +116,18 @@ class Server:
             return Done(message.number, num_pages=engine.flush_cache())
         elif message.action == "abort":
             return Done(message.number, num_jobs=self._abort_job(message.job_id))
+        elif message.action in ("start_profile", "stop_profile"):
+            return self._profile(message)
         return Done(message.number)
+
+    def _profile(self, message: Command) -> Done:
+        profiler = self._profiler
+        try:
+            is_start = message.action == "start_profile"
+            profile = profiler.start(message.num_steps) if is_start else profiler.stop()
+        except ProfileRefused as error:
+            return Done(message.number, refusal=str(error))
+        return Done(message.number, profile=profile)
 
     def _abort_job(self, job_id: str | None) -> int:
         """End the requests of one job, or all; how many jobs had some."""
@@ -184,7 +200,7 @@ def load_and_serve(launch: Launch, link: EngineLink) -> int:
     link.announce(msgspec.structs.replace(engine.ready, seconds=seconds, jit=ledger.totals()))
     watch_cores(launch.config.model.device)
     try:
-        Server(engine, link).run()
+        Server(engine, link, launch.config.server.profile_dir).run()
     except Exception as error:
         logger.exception("the engine died")
         link.announce(Failed(f"the engine died: {type(error).__name__}: {error}"))

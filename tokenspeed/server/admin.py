@@ -1,6 +1,6 @@
 """What only whoever runs the server may ask for: to drop cached prefixes, end requests, hold and go
-on. A server without keys refuses all of it, since anybody could ask. And routes that are known from
-other servers, and refused with the reason.
+on, record what the engine does. A server without keys refuses all of it, since anybody could ask.
+And a route that is known from other servers, and refused with the reason.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed.engine.messages import MAX_PROFILE_STEPS, Done
 from tokenspeed.server.errors import APIError, bad_request, not_offered
 from tokenspeed.server.protocol import RequestFields
 from tokenspeed.server.state import ServerState
+
+PROFILE_STEPS = 16
+"""Where a request names no number."""
 
 
 class Nothing(RequestFields, kw_only=True):
@@ -35,6 +39,16 @@ class AbortRequest(RequestFields, kw_only=True):
             raise bad_request("send either rid or abort_all: true", "rid")
 
 
+class ProfileRequest(RequestFields, kw_only=True):
+    """`num_steps` are recorded, fewer if that takes too much memory."""
+
+    num_steps: int | None = None
+
+    def check(self) -> None:
+        if self.num_steps is not None and not 1 <= self.num_steps <= MAX_PROFILE_STEPS:
+            raise bad_request(f"num_steps must be from 1 to {MAX_PROFILE_STEPS}", "num_steps")
+
+
 class Flushed(msgspec.Struct, frozen=True):
     """Pages of each group of layers that have become free."""
 
@@ -45,6 +59,13 @@ class Aborted(msgspec.Struct, frozen=True):
     """Requests that were running or waiting, and have ended."""
 
     num_requests: int
+
+
+class Profiled(msgspec.Struct, frozen=True):
+    """Where the trace is, or will be, and how many steps are in it so far."""
+
+    path: str
+    num_steps: int
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -77,12 +98,23 @@ async def go_on(state: ServerState, request: Nothing) -> Held:
     return Held(False)
 
 
-async def profile(state: ServerState, request: AnyFields) -> Held:
-    """Refused."""
-    raise not_offered(
-        "This server records no profile of itself: /metrics has its times, and a profiler can be "
-        "attached to the engine's process."
-    )
+async def start_profile(state: ServerState, request: ProfileRequest) -> Profiled:
+    """Record the next steps of the engine."""
+    _require_keys(state)
+    num_steps = request.num_steps or PROFILE_STEPS
+    return _profiled(await state.client.commands.ask("start_profile", num_steps=num_steps))
+
+
+async def stop_profile(state: ServerState, request: Nothing) -> Profiled:
+    """Write what has been recorded, unless that has been done."""
+    _require_keys(state)
+    return _profiled(await state.client.commands.ask("stop_profile"))
+
+
+def _profiled(done: Done) -> Profiled:
+    if done.profile is None:
+        raise not_offered(f"profile: {done.refusal}")
+    return Profiled(done.profile.path, done.profile.num_steps)
 
 
 async def embeddings(state: ServerState, request: AnyFields) -> Held:
