@@ -119,7 +119,7 @@ NON_FACTS: dict[str, Any] = {
     **{"response_store_bytes": 4096, "response_store_ttl": 9.0},
     **{"strict_fields": True, "enable_log_requests": True, "log_level": "debug"},
     **{"enable_log_request_stats": True, "log_stats_interval": 0, "metrics_compat": "vllm"},
-    **{"disable_page": True, "profile_dir": "/p"},
+    **{"disable_page": True, "profile_dir": "/p", "engine_restarts": 3},
     **{"plain_messages": True, "api_key_file": "/k", "allowed_origins": ("*",)},
     **{"allowed_methods": ("GET",), "allowed_headers": ("a",), "allow_credentials": True},
     **{"max_header_bytes": 4096, "max_json_depth": 9, "max_messages": 9, "max_tools": 9},
