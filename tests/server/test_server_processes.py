@@ -179,6 +179,7 @@ def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signal
     kept = served.stream(served.pid, 800)
     stream = served.stream(lost, 50 if how == signal.SIGTERM else 8000, **LIMITED)
     held = served.figure(served.pid, "request_params_n_count")
+    files = set(served.folder.rglob("*.db"))
     os.kill(lost, how)
     if how == signal.SIGTERM:
         assert stream.rest().endswith("[DONE]\n\n")
@@ -192,6 +193,7 @@ def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signal
     wait_idle(served)
     assert "is started again" in " ".join(served.log().split())
     assert served.figure(served.sibling, "request_params_n_count") >= held, "counts stay"
+    assert set(served.folder.rglob("*.db")) == files, "and take no more room"
     assert served.ask(served.sibling, "GET", "/page/status")[1]["phases"]
     assert len({served.complete(pid)["id"] for pid in served.pids}) == 2
     both = [served.stream(pid, **LIMITED) for pid in served.pids]  # no place of the key is lost

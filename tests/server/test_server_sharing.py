@@ -5,6 +5,9 @@ metrics. Here they are two applications in one process, over one file each.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,13 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import values
+from prometheus_client.multiprocess import MultiProcessCollector
 from server_fakes import Asker, FakeClient, make_state, refused
 from test_server_metrics import TYPES, samples, types
 
 from tokenspeed.engine.messages import Stats
 from tokenspeed.server.key_places import KeyCounts
+from tokenspeed.server.metrics import CACHE_S
 from tokenspeed.server.queue_table import QueueTable
 from tokenspeed.server.response_store import ResponseStore
 from tokenspeed.server.sharing import Shared
@@ -84,12 +89,11 @@ async def pair(
 ) -> AsyncIterator[list[Asker]]:
     """The applications of two processes, each of which counts in files of its own."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue())
     store, places = ResponseStore(1 << 20, 10.0), KeyCounts()
     tables = [QueueTable.create(tmp_path / "queue", 2), QueueTable.open(tmp_path / "queue", 1)]
     asks = []
     for number, table in enumerate(tables):
-        counting = values.MultiProcessValue(lambda number=number: number)
-        monkeypatch.setattr(values, "ValueClass", counting)
         client = FakeClient()
         shared = Shared(
             number=number,
@@ -175,6 +179,39 @@ async def test_either_shows_the_sum_of_both(pair: list[Asker]) -> None:
         http = (("method", "POST"), ("path", "/v1/completions"), ("status", "200"))
         assert found["http_requests_total", http] == 3
     assert [types(text) for text in texts] == [TYPES, TYPES]
+
+
+async def test_who_takes_a_place_counts_on_in_its_files(pair: list[Asker], tmp_path: Path) -> None:
+    await pair[1].completion(max_tokens=4)
+    files = sorted(tmp_path.glob("*.db"))
+    state = pair[1].state
+    shared = dataclasses.replace(state.shared, number=7)
+    client = FakeClient()
+    third = Asker(client, make_state(client, shared=shared))
+    await third.completion(max_tokens=4)
+    found = samples((await third.http.get("/metrics")).text, "tokenspeed:")
+    assert found["time_to_first_token_seconds_count", (("model_name", "m"),)] == 2
+    assert sorted(tmp_path.glob("*.db")) == files
+    await third.http.aclose()
+
+
+async def test_sums_are_made_in_a_thread_and_once_for_many(
+    pair: list[Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect, threads = MultiProcessCollector.collect, []
+
+    def slow(self: Any) -> Any:
+        threads.append(threading.current_thread())
+        time.sleep(0.05)
+        return collect(self)
+
+    monkeypatch.setattr(MultiProcessCollector, "collect", slow)
+    scrapes = [pair[0].http.get("/metrics") for _ in range(20)]
+    texts = {answer.text for answer in await asyncio.gather(*scrapes)}
+    assert len(texts) == len(threads) == 1 and threading.main_thread() not in threads
+    await pair[0].completion(max_tokens=4)
+    await asyncio.sleep(CACHE_S)
+    assert (await pair[0].http.get("/metrics")).text not in texts
 
 
 @pytest.mark.parametrize("options", [{"metrics_compat": "vllm"}])

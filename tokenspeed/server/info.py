@@ -131,7 +131,7 @@ async def version(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 async def metrics(state: ServerState, scope: Scope, send: Send) -> None:
-    await send_body(send, state.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+    await send_body(send, await state.metrics.scrape(), b"text/plain; version=0.0.4; charset=utf-8")
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,15 @@ What the engine counts is read from its latest `Stats` when it is scraped (`engi
 times are taken where tokens arrive (`request_stats.py`). No label comes from user input.
 
 Several HTTP processes count in files of one folder (`sharing.share_metrics`), and each shows the
-sum. What there is once is counted once: the engine's steps, and the memory and time of the first
-process.
+sum. A process that is started in the place of one that has ended counts on in its files, so that
+nothing is lost and no file is added. What there is once is counted once: the engine's steps, and
+the memory and time of the first process.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from bisect import bisect_left
 from collections.abc import Callable
 
@@ -23,6 +26,9 @@ from tokenspeed.engine.messages import Stats
 from tokenspeed.server.engine_metrics import EngineCollector
 from tokenspeed.server.metrics_compat import VllmNames
 from tokenspeed.server.sharing import Shared
+
+CACHE_S = 0.2
+"""For how long a sum over many processes is shown again: anybody may ask for it."""
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
 _SLOW = (10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -58,8 +64,12 @@ class Metrics:
         self._shown = self._counted = CollectorRegistry()
         if shared.metrics_folder is not None:
             assert values.ValueClass is not values.MutexValue, "prometheus_client came too early"
+            row = shared.queue.row
+            values.ValueClass = values.MultiProcessValue(lambda: row)  # type: ignore[no-untyped-call]
             self._counted = CollectorRegistry()
             MultiProcessCollector(self._shown, str(shared.metrics_folder))  # type: ignore[no-untyped-call]
+        self._is_summed = self._counted is not self._shown
+        self._summing, self._sum, self._summed_at = asyncio.Lock(), b"", -CACHE_S
         self._shown.register(EngineCollector(config.cache, model_name, version, client))
         ProcessCollector(pid=lambda: shared.first_pid, registry=self._shown)
         self._http = Counter(
@@ -137,6 +147,19 @@ class Metrics:
         """All samples of one prompt have ended, with so many tokens each."""
         self.num_samples.observe(len(output_lens))
         self.max_generated_tokens.observe(max(output_lens))
+
+    async def scrape(self) -> bytes:
+        """All metrics as text. To sum up the files of many processes takes tens of milliseconds:
+        that is done in a thread, and once for all who ask meanwhile.
+        """
+        if not self._is_summed:
+            return self.render()
+        async with self._summing:
+            now = time.monotonic()
+            if now - self._summed_at >= CACHE_S:
+                self._sum = await asyncio.to_thread(self.render)
+                self._summed_at = now
+            return self._sum
 
     def render(self) -> bytes:
         text: bytes = generate_latest(self._shown)

@@ -22,6 +22,7 @@ class QueueTable:
 
     def __init__(self, memory: memoryview, row: int) -> None:
         """`memory`: 64-bit words, zero at first."""
+        self.row = row
         self._memory, self._start = memory, row * _COLUMNS
 
     @classmethod
