@@ -117,7 +117,8 @@ class SchedulerConfig(Settings):
     scheduling_policy: str = option(
         "fcfs",
         "fcfs: requests are served in the order in which they come, and one with a priority is "
-        "refused; priority: lower priorities first, which also lose their pages last",
+        "refused; priority: lower priorities first, for which higher ones that run give up slots "
+        "and pages, and start over",
         choices=POLICIES,
     )
 

@@ -224,16 +224,89 @@ def test_the_last_in_rank_is_preempted_though_it_is_the_oldest() -> None:
         bench.assert_alone(name)
 
 
-def test_whoever_waits_is_let_in_by_rank_and_sends_nobody_away() -> None:
+@pytest.mark.parametrize("priority", [-3, 1])
+def test_whoever_waits_is_let_in_by_rank_and_sends_none_of_its_rank_away(priority: int) -> None:
     bench = Bench(max_num_seqs=1)
-    bench.add("running", [1], max_tokens=5, priority=9)
+    bench.add("running", [1], max_tokens=5, priority=priority)
     bench.step()
-    for name, priority in (("c", 1), ("a", -3), ("d", 1), ("b", 0)):
-        bench.add(name, [2], max_tokens=2, priority=priority)
+    for name, others in (("c", 1), ("a", priority), ("d", 1), ("b", max(priority, 0))):
+        bench.add(name, [2], max_tokens=2, priority=others)
     bench.run()
     ended = [delta.request_id for delta in bench.deltas if delta.finish_reason]
-    assert ended == ["running", "a", "b", "c", "d"]
+    by_arrival = ["running", "c", "a", "d", "b"]
+    assert ended == (by_arrival if priority == 1 else ["running", "a", "b", "c", "d"])
     assert bench.scheduler.stats.preemptions == 0
+
+
+def ends(bench: Bench) -> list[str]:
+    return [delta.request_id for delta in bench.deltas if delta.finish_reason]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_higher_priority_takes_the_slot_of_the_last_in_rank(depth: int) -> None:
+    bench = Bench(max_num_seqs=2, depth=depth)
+    for name, priority in (("low", 9), ("mid", 5)):
+        bench.add(name, [ord(name[0]) % 5], max_tokens=20, priority=priority)
+    for _ in range(4):
+        bench.step()
+    bench.add("high", [2], max_tokens=2, priority=-1)
+    bench.run()
+    assert ends(bench) == ["high", "mid", "low"]
+    preemptions = {name: each.num_preemptions for name, each in bench.requests.items()}
+    assert preemptions == {"low": 1, "mid": 0, "high": 0}
+    for name in bench.requests:
+        bench.assert_alone(name)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_higher_priority_takes_as_many_pages_as_it_lacks(depth: int, cache: bool) -> None:
+    """Of the last in rank; who is not needed for that goes on."""
+    bench = Bench(num_pages=40, block_size=2, token_budget=32, depth=depth, cache=cache)
+    for name, priority in (("a", 1), ("b", 2), ("c", 3)):
+        bench.add(name, [ord(name) % 5] * 6, max_tokens=8, priority=priority)
+    for _ in range(3):
+        bench.step()
+    bench.add("high", [6] * 52, max_tokens=1, priority=0)
+    while bench.requests["high"].state is State.WAITING:
+        bench.step()
+    states = [bench.requests[name].state for name in "abc"]
+    assert states == [State.DECODING, State.DECODING, State.PREEMPTED]
+    bench.run()
+    assert [bench.requests[name].num_preemptions for name in "abc"] == [0, 0, 1]
+    for name in bench.requests:
+        bench.assert_alone(name)
+
+
+def test_nobody_is_sent_away_in_vain() -> None:
+    """What those of lower priority hold would not let it in: it waits for others."""
+    bench = Bench(num_pages=16, block_size=2)
+    bench.add("equal", [1] * 20, max_tokens=6)
+    bench.add("low", [2] * 4, max_tokens=4, priority=1)
+    for _ in range(3):
+        bench.step()
+    bench.add("high", [3] * 20, max_tokens=1)
+    bench.run()
+    assert bench.requests["low"].num_preemptions == 0
+    assert ends(bench).index("low") < ends(bench).index("high")
+    for name in bench.requests:
+        bench.assert_alone(name)
+
+
+def test_a_lower_priority_that_lacks_pages_holds_up_no_higher_one() -> None:
+    """Which comes in when it has asked and the last step of whoever made way has ended."""
+    bench = Bench(num_pages=9, block_size=2, depth=1, cache=False, max_num_seqs=5)
+    for name, priority in (("a", 1), ("b", 2), ("c", 3)):
+        bench.add(name, [ord(name) % 5] * 2, max_tokens=14, priority=priority)
+    while not bench.scheduler.stats.preemptions:
+        bench.step()
+    bench.add("high", [4], max_tokens=1, priority=0)
+    for _ in range(3):
+        bench.step()
+    assert bench.requests["high"].state is not State.WAITING
+    bench.run()
+    for name in bench.requests:
+        bench.assert_alone(name)
 
 
 @pytest.mark.parametrize("parked", ["a", "b", "c"])

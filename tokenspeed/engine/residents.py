@@ -89,6 +89,26 @@ class Residents:
         self._by_generation[admission.generation] = admission
         return admission
 
+    def in_the_way(self, request: Request) -> list[Admission]:
+        """Those of lower priority, the last in rank first, that have to leave before `request` can
+        come in. None where what it lacks is there or on its way, or they do not have enough of it.
+        """
+        (priority, _), kv, asked = request.rank, self._kv, self._short
+        if not self.running or self.running[-1].request.rank[0] <= priority:
+            return []
+        num_slots = len(self._by_generation) - len(self.running) + len(self._free_slots)
+        if asked is None or asked.request is not request:  # it has not lacked pages so far
+            return [] if num_slots else self.running[-1:]
+        num_missing = asked.num_needed + len(self.running) - kv.num_available - self.num_coming
+        leaving: list[Admission] = []
+        for one in reversed(self.running):
+            if one.request.rank[0] <= priority or (num_missing <= 0 and num_slots):
+                break
+            leaving.append(one)
+            num_slots += 1
+            num_missing -= kv.num_returning(one.holding) + 1
+        return leaving if num_missing <= 0 else []
+
     def _is_still_short(self, request: Request) -> bool:
         """Whether nothing has changed for the better since `request` found too few pages: asking
         the cache again would cost a walk along the whole prompt, every step.

@@ -4,9 +4,9 @@
                ^------ preempted ------'
 
 A step has a token budget: decodes first, then chunks of prefills, then new requests, all in order
-of rank: by priority, then arrival; nobody overtakes. A request is let in when the pages for its
-whole known sequence are there; none is sent away for that. If a running one lacks pages later, the
-last in rank is preempted and computes again what it had.
+of rank: by priority, then arrival; nobody overtakes. A request is let in when a slot and the pages
+for its whole known sequence are there; only those of lower priority are sent away for that. If a
+running one lacks pages later, the last in rank is preempted and computes again what it had.
 
 Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
 replaces them by facts and drops the results of those who have left (see `Residents`).
@@ -179,6 +179,9 @@ class Scheduler:
         first in rank either finds its pages or takes them from others.
         """
         self._pace.begin_plan()
+        if self._waiting:
+            for admission in self._residents.in_the_way(self._waiting[0]):
+                self._preempt(admission)
         plan = _Plan(self._num_steps, self._token_budget)
         self._plan_decodes(plan)
         self._plan_prefills(plan)
@@ -275,9 +278,9 @@ class Scheduler:
 
     def _admit(self, plan: _Plan) -> None:
         """Let waiting requests in, in order, while budget, slots and pages last."""
-        while self._waiting and plan.budget > 0 and plan.short is None:
+        while self._waiting and plan.budget > 0 and self._residents.has_free_slot:
             request = self._waiting[0]
-            if not self._residents.has_free_slot:
+            if plan.short is not None and plan.short.rank < request.rank:
                 return
             admission = self._residents.enter(request, self._limit(request))
             if admission is None:
