@@ -100,9 +100,9 @@ def seconds_of(llm: LLM) -> Seconds:
 
 
 def host_time_of(llm: LLM) -> HostTime:
-    def host_time() -> tuple[float, int]:
+    def host_time() -> float:
         stats = llm.engine.stats
-        return stats.host_launch_s + stats.host_commit_s, stats.steps
+        return stats.host_launch_s + stats.host_commit_s
 
     return host_time
 
@@ -114,5 +114,5 @@ def line(result: Result) -> str:
     if result.unit == DECODE_MS:
         shown += f"   {1e3 * result.num_prompts / result.median:.0f} tokens/s"
     if result.host_ms is not None:
-        shown += f"   host {result.host_ms:.3f} ms a step"
+        shown += f"   host {result.host_ms:.3f} ms"
     return shown

@@ -14,14 +14,14 @@ it has generated that many for each.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 Seconds = Callable[[list[list[int]], int], float]
-HostTime = Callable[[], tuple[float, int]]
-"""Seconds that the engine's thread has spent on steps so far without waiting, and their number."""
+HostTime = Callable[[], float]
+"""Seconds that the engine's thread has spent on steps so far, without waiting."""
 
 DECODE_MS, TTFT_MS = "ms a step", "ms"
 INPUT_SPEED, OUTPUT_SPEED = "prompt tokens/s", "output tokens/s"
@@ -51,18 +51,22 @@ class Workload:
     def measure(self, seconds: Seconds, vocab_size: int) -> float:
         """One run, in `unit`."""
         ids = prompts(self.num_prompts, self.input_len, vocab_size)
-        whole = seconds(ids, self.output_len)
+        counts = (self.output_len, 1) if self.unit == DECODE_MS else (self.output_len,)
+        return self.figure([seconds(ids, count) for count in counts])
+
+    def figure(self, times: Sequence[float]) -> float:
+        """What the calls' seconds come to, in `unit`."""
         if self.unit == TTFT_MS:
-            return 1e3 * whole
+            return 1e3 * times[0]
         if self.unit == DECODE_MS:
-            return 1e3 * (whole - seconds(ids, 1)) / (self.output_len - 1)
+            return 1e3 * (times[0] - times[1]) / (self.output_len - 1)
         counted = self.input_len if self.unit == INPUT_SPEED else self.output_len
-        return self.num_prompts * counted / whole
+        return self.num_prompts * counted / times[0]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload came to: the median, and every run. `host_ms`: what the host does for a step
-    of these runs, without waiting for the device; None where nobody says.
+    """What a workload came to: the median, and every run. `host_ms`: the host's part of the
+    median where that is a time: what its thread does, without waiting. None where nobody says.
     """
 
     name: str
@@ -135,8 +139,12 @@ def measure(
     for each in workloads:
         ids = prompts(each.num_prompts, each.input_len, vocab_size)
         seconds(ids, min(each.output_len, _WARM_UP_TOKENS))
-        before = host_time() if host_time else None
-        runs = [each.measure(seconds, vocab_size) for _ in range(num_iters)]
+        runs, of_host = [], []
+        for _ in range(num_iters):
+            parts: list[float] = []
+            runs.append(each.measure(_clocked(seconds, host_time, parts), vocab_size))
+            if host_time and not each.is_speed:
+                of_host.append(each.figure(parts))
         yield Result(
             name=each.name,
             unit=each.unit,
@@ -145,12 +153,23 @@ def measure(
             output_len=each.output_len,
             median=statistics.median(runs),
             runs=runs,
-            host_ms=_host_ms(before, host_time()) if host_time and before else None,
+            host_ms=statistics.median(of_host) if of_host else None,
         )
 
 
-def _host_ms(before: tuple[float, int], after: tuple[float, int]) -> float:
-    return 1e3 * (after[0] - before[0]) / max(1, after[1] - before[1])
+def _clocked(seconds: Seconds, host_time: HostTime | None, parts: list[float]) -> Seconds:
+    """The same, which notes the host's part of each call."""
+    if host_time is None:
+        return seconds
+    clock = host_time
+
+    def clocked(ids: list[list[int]], count: int) -> float:
+        before = clock()
+        took = seconds(ids, count)
+        parts.append(clock() - before)
+        return took
+
+    return clocked
 
 
 def prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
