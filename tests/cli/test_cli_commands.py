@@ -266,6 +266,9 @@ def test_env_prints_a_fact_a_line_and_no_secret(
     for key in ("TokenSpeed", "Python", "PyTorch", "CUDA available", "GPUs", "Driver", "msgspec"):
         assert facts[key]
     assert facts["HF_TOKEN"] == "(set, not shown)"
+    assert facts["PyTorch"] == torch.__version__ and "torch" not in facts, "it is said once"
+    assert main(["env", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: tokenspeed env\n")
 
 
 def test_env_names_every_package_that_is_used() -> None:

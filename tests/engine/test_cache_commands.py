@@ -89,7 +89,8 @@ def test_what_is_not_there_is_not_exported(
     options = {"dtype": "bfloat16"}
     assert do("export", output=str(tmp_path / "a"), options=options) == (1, "")
     assert "compile.dtype 'bfloat16' (there 'float32')" in errors()
-    assert "tokenspeed warmup --export FILE makes the entry" in errors()
+    command = f"--export {tmp_path / 'a'} makes the entry (with the same options)"
+    assert "; tokenspeed warmup " in errors() and command in errors()
     with pytest.raises(ConfigError, match="no such folder"):
         do("export", model="nobody", output=str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
@@ -117,7 +118,8 @@ def test_an_entry_of_another_machine_is_taken_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.tar"
-    do("export", output=str(path))
+    digest = do("export", output=str(path))[1].split()[0]
+    assert f"to use it: tokenspeed cache import {path} --sha256 {digest}\n" in errors()
     assert "machines with capability " in errors() and ", threads " in errors()
     do("import", root=tmp_path / "here", path=str(path), sha256=None)
     assert "fits this machine" not in errors()

@@ -4,6 +4,7 @@ prints, and answers with the exit code. What needs no torch is in `cache_upkeep.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,7 +101,7 @@ def _why(cache: CompileCache, config: Config, *, as_json: bool) -> int:
             name, found = nearest
             reason = f"miss: the nearest entry, {name}, differs in {len(found)} of its facts"
         else:
-            reason = f"miss: no entry in {cache.root}; tokenspeed warmup makes one"
+            reason = f"miss: no entry in {cache.root}; {_warmup(config)} makes one"
     except (Damaged, OSError) as error:
         reason = f"miss: the entry cannot be used: {error}"
     if as_json:
@@ -113,6 +114,10 @@ def _why(cache: CompileCache, config: Config, *, as_json: bool) -> int:
     return 0 if entry else 1
 
 
+def _warmup(config: Config) -> str:
+    return f"tokenspeed warmup {shlex.quote(config.model.model)}"
+
+
 def _export(cache: CompileCache, config: Config, *, output: str) -> int:
     """Write an archive of one entry: the model is its name, or the settings are those it is for."""
     check_target("--output", output)
@@ -122,7 +127,8 @@ def _export(cache: CompileCache, config: Config, *, output: str) -> int:
     else:
         found = cache.find(wanted(config)[1])
         if not isinstance(found, Entry):
-            raise ArchiveError(f"{found.reason}; tokenspeed warmup --export FILE makes the entry")
+            command = f"{_warmup(config)} --export {shlex.quote(output)}"
+            raise ArchiveError(f"{found.reason}; {command} makes the entry (with the same options)")
         entry = found
     write_entries(cache, [entry], output)
     return 0
