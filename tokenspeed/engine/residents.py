@@ -90,8 +90,9 @@ class Residents:
         return admission
 
     def in_the_way(self, request: Request) -> list[Admission]:
-        """Those of lower priority, the last in rank first, that have to leave before `request` can
-        come in. None where what it lacks is there or on its way, or they do not have enough of it.
+        """Those whose priority is behind, the last in rank first, that have to leave before
+        `request` can come in. None where what it lacks is there or on its way, or they do not have
+        enough of it.
         """
         (priority, _), kv, asked = request.rank, self._kv, self._short
         if not self.running or self.running[-1].request.rank[0] <= priority:

@@ -5,8 +5,9 @@
 
 A step has a token budget: decodes first, then chunks of prefills, then new requests, all in order
 of rank: by priority, then arrival; nobody overtakes. A request is let in when a slot and the pages
-for its whole known sequence are there; only those of lower priority are sent away for that. If a
-running one lacks pages later, the last in rank is preempted and computes again what it had.
+for its whole known sequence are there; only those whose priority is behind its own are sent away
+for that. If a running one lacks pages later, the last in rank is preempted and computes again what
+it had.
 
 Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
 replaces them by facts and drops the results of those who have left (see `Residents`).
