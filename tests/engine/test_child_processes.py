@@ -1,9 +1,10 @@
 """How the engine's process and the compiler's are started: from the installation, and without a
-trace if they cannot be.
+trace if they cannot be; and how their ends are told.
 """
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine_tiny import tiny_config
 
 from tokenspeed.engine import client as client_module
 from tokenspeed.engine.attached import EngineDead
+from tokenspeed.engine.child import describe_end
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 
@@ -57,3 +59,17 @@ async def test_an_engine_that_cannot_be_started_leaves_nothing_behind(
     with pytest.raises(EngineDead, match="could not be started"):
         await client.wait_ready()
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("exit 0", "ended with exit code 0"),
+        ("exit 3", "ended with exit code 3"),
+        ("kill -KILL $$", "was killed by SIGKILL"),
+        ("kill -35 $$", "was killed by signal 35"),
+    ],
+)
+def test_every_end_has_words(command: str, told: str) -> None:
+    """Also by a signal that has no name, as real-time ones."""
+    assert describe_end(subprocess.run(["sh", "-c", command]).returncode) == told

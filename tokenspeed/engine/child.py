@@ -19,6 +19,18 @@ import msgspec
 T = TypeVar("T")
 
 
+def describe_end(code: int) -> str:
+    """How a process came to an end, by the exit code that its parent sees: "was killed by SIGKILL",
+    "ended with exit code 1".
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal, which has no name
+        return f"was killed by signal {-code}"
+
+
 def read_orders(kind: type[T]) -> T:
     """What the parent wants. Raises msgspec.DecodeError for anything else."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,6 @@ import codecs
 import contextlib
 import dataclasses
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ import zmq
 
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import AttachedClient
+from tokenspeed.engine.child import describe_end
 from tokenspeed.engine.messages import Launch, Shutdown
 from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
@@ -179,7 +179,7 @@ class EngineClient(AttachedClient):
             self._tail = (self._tail + text)[-TAIL_CHARS:]
         code = await process.wait()
         await asyncio.sleep(LAST_MESSAGES_S)
-        self.note_death(_describe_end(code, self._tail))
+        self.note_death(_last_words(code, self._tail))
 
     async def _limit_startup(self, process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(TimeoutError):
@@ -214,11 +214,7 @@ def _socket_folder() -> Path:
     return Path(folder)
 
 
-def _describe_end(code: int, log: str) -> str:
-    if code < 0:
-        ending = f"was killed by {signal.Signals(-code).name}"
-    else:
-        ending = f"ended with exit code {code}"
+def _last_words(code: int, log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()][-LAST_LINES:]
     words = f"; its last words: {' | '.join(lines)}" if lines else ""
-    return f"the engine process {ending}{words}"
+    return f"the engine process {describe_end(code)}{words}"

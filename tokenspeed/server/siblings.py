@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import msgspec
 
 from tokenspeed.config import Config
 from tokenspeed.engine.attached import EngineDead
+from tokenspeed.engine.child import describe_end
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
@@ -178,7 +178,7 @@ class Siblings:
                 code = await sibling.process.wait()
             if self._is_ending or self._client.state == "dead":
                 return
-            ending = _describe_end(code)
+            ending = describe_end(code)
             if not self._all_serve.is_set():
                 raise SiblingsFailed(f"HTTP process {row} of the server {ending} while it started")
             if not self._restarts.allow():
@@ -290,9 +290,3 @@ class Siblings:
 def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-
-
-def _describe_end(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
