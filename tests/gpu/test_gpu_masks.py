@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenspeed.engine.grammars import unpack
+from tokenspeed.engine.masks import unpack
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tokenspeed.batch import Batch, RowResult, SlotStart, StepResult
 from tokenspeed.engine.decode_graphs import DecodeGraphs
-from tokenspeed.engine.grammars import unpack
 from tokenspeed.engine.logprobs import Scores, score_in_chunks
+from tokenspeed.engine.masks import unpack
 from tokenspeed.engine.pinned import Fetch, send
 from tokenspeed.engine.sampler import ERRORS, SamplingPlan, sample
 from tokenspeed.engine.slots import Slots
