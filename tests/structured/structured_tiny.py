@@ -86,5 +86,5 @@ def allowed(state: GrammarState) -> set[int]:
     words = np.zeros(num_words(VOCAB), dtype=np.int32)
     state.fill(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    assert state.is_thinking or not bits[VOCAB:].any()
+    assert state._is_thinking or not bits[VOCAB:].any()
     return set(np.flatnonzero(bits[:VOCAB]).tolist())

@@ -94,7 +94,7 @@ def test_greedy_takes_the_best_of_what_is_allowed(make_engine: Make, table: Toke
         assert 0 < len(banned) < VOCAB
         one = request("one", prompt + found.token_ids[:index], max_tokens=1, logit_bias=banned)
         assert run(engine, [one])["one"].token_ids == [token]
-        assert state.sync(found.token_ids[: index + 1]) is None
+        assert state.take([token]) is None
     assert text_of(found)[:20].isalnum()
 
 

@@ -157,7 +157,7 @@ def walk(state: GrammarState, seed: int, *, prefer: set[int], limit: int = 400) 
             return TOKENIZER.decode(ids)
         assert not (state.may_end and len(tokens) == len(EOS_IDS))
         ids.append(token)
-        assert state.sync(ids) is None
+        assert state.take(ids[-1:]) is None
     return None
 
 

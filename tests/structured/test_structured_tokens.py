@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
 from tokenspeed.constraint import StructuredOutputs
-from tokenspeed.engine.grammars import unpack
+from tokenspeed.engine.masks import unpack
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.matcher import GrammarState, num_words
 from tokenspeed.structured.tokens import TokenTable, _Vocabulary, token_table
@@ -112,12 +112,12 @@ def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
     masks = []
     state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
     for count in range(len(output) + 1):
-        assert state.sync(output[:count]) is None
+        assert state.take(output[max(count - 1, 0) : count]) is None
         masks.append(allowed(state))
     assert masks[0] == masks[2] == set(range(VOCAB)) - EOS_IDS and masks[8] == set(EOS_IDS)
     state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
     for start in range(len(output)):
-        assert state.sync(output[:start]) is None
+        assert state.take(output[max(start - 1, 0) : start]) is None
         for draft in (output[start : start + 5], [*output[start : start + 2], 11, a]):
             ahead = np.full((len(draft) + 1, num_words(VOCAB)), 3, dtype=np.int32)
             accepted = state.fill_ahead(ahead, draft)
@@ -127,11 +127,11 @@ def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
             for row in range(min(accepted, known, len(masks) - 1 - start) + 1):
                 assert set(np.flatnonzero(bits[row]).tolist()) == masks[start + row]
             assert allowed(state) == masks[start]
-    assert state.sync(output) is None and allowed(state) == EOS_IDS
+    assert state.take(output[-1:]) is None and allowed(state) == EOS_IDS
     assert state.advance([a]) == 0
     state.rollback(len(output))
-    assert state.is_thinking and allowed(state) == masks[0]
-    assert state.sync(output[:5]) is None and allowed(state) == masks[5]
+    assert state._is_thinking and allowed(state) == masks[0]
+    assert state.take(output[:5]) is None and allowed(state) == masks[5]
 
 
 def test_masks_are_unpacked_beside_logits() -> None:

@@ -57,9 +57,10 @@ class _Plan:
 class Scheduler:
     """Owns the queue and, through `kv` and the slots, the pages. Knows no tensor and no text.
 
-    `tokens_per_step` is the most tokens that a decode row can bring (its query length). With one,
-    nothing is planned beyond `max_tokens`; with more, planning goes on until commits fill it, since
-    a step may bring fewer.
+    `tokens_per_step` is the most tokens that a decode row can bring (its query length): one, until
+    drafts of several tokens are verified in a step (speculative decoding), for which all here is
+    ready and tested. With one, nothing is planned beyond `max_tokens`; with more, planning goes on
+    until commits fill it, since a step may bring fewer.
     """
 
     def __init__(

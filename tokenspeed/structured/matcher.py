@@ -22,7 +22,7 @@ def num_words(vocab_size: int) -> int:
 
 
 class GrammarState:
-    """Moves with tokens that are taken for good (`sync`) or for a look ahead (`advance`, and back
+    """Moves with tokens that are taken for good (`take`) or for a look ahead (`advance`, and back
     again with `rollback`). Before `reasoning_end` has been seen everything is allowed except to
     end.
     """
@@ -39,11 +39,6 @@ class GrammarState:
         self._num_tokens = 0
 
     @property
-    def is_thinking(self) -> bool:
-        """Whether the grammar has not begun yet."""
-        return self._is_thinking
-
-    @property
     def error(self) -> str | None:
         """Why this grammar cannot be followed any further."""
         error = self.matcher.get_error()
@@ -52,12 +47,6 @@ class GrammarState:
     @property
     def may_end(self) -> bool:
         return not self._is_thinking and self.matcher.is_accepting()
-
-    def sync(self, output_ids: Sequence[int]) -> str | None:
-        """Move on to the end of `output_ids`, which begin with all tokens taken before: so nothing
-        is lost when a request is preempted and computed again. The reason, if that cannot be.
-        """
-        return self.take(output_ids[self._num_tokens :])
 
     def take(self, tokens: Sequence[int]) -> str | None:
         """Move on by `tokens`, for good. The reason, if that cannot be."""
