@@ -92,7 +92,7 @@ async def status(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 def page_routes(state: ServerState) -> list[Route]:
-    """None if the page is switched off."""
+    """No routes if the page is switched off."""
     if state.config.server.disable_page:
         return []
     files = [
