@@ -199,7 +199,7 @@ class CompileConfig(Settings):
         False, "record no CUDA graphs: the level is 1 where it would be 2 unasked"
     )
     disable_prefill_graph: bool = option(
-        False, "record CUDA graphs of decode steps alone, none of small steps with prompt tokens"
+        False, "record CUDA graphs of decode steps alone, none of steps with prompt tokens"
     )
     jit_after_ready: str = option(
         "warn",

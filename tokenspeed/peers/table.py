@@ -21,7 +21,10 @@ from tokenspeed.peers.answers import (
 _ONE, _MANY = Takes.ONE, Takes.MANY
 _ONE_DEVICE = "one device is used now; 1 is accepted"
 _NO_SPECULATION = "no speculative decoding yet; leave it out"
-_PREFILL_GRAPHS = "steps of up to 1024 tokens are CUDA graphs; --disable-prefill-graph: none"
+_PREFILL_GRAPHS = (
+    "steps of up to 1024 tokens are CUDA graphs, longer ones graphs piece by piece as far as that "
+    "pays; --disable-prefill-graph: none"
+)
 _PADDED = "a step takes the next larger graph, and graphs are kept"
 _NO_OFFLOAD = "no KV offload; leave it out, a preempted request is recomputed"
 _NO_LORA = "no adapters yet; merge the adapter into the weights"
