@@ -194,6 +194,31 @@ def test_layers_choose_among_backends_and_the_reasons_are_said() -> None:
     assert str(caught.value) == want
 
 
+@pytest.mark.parametrize(
+    ("library", "lack"),
+    [
+        (dataclasses.replace(LIBRARY, is_installed=False), "flashinfer-python is not installed"),
+        (FlashInferFacts(is_installed=True), "its kernel takes minutes to compile"),
+    ],
+    ids=["not installed", "not built"],
+)
+def test_a_backend_that_is_missing_ends_a_strict_start(library: FlashInferFacts, lack: str) -> None:
+    """What does not serve the model at all is not missed, nor what was not asked for."""
+    machine = dataclasses.replace(HOPPER, flashinfer=library)
+    strict: dict[str, Any] = {"strict_backends": True}
+    with pytest.raises(ConfigError) as caught:
+        resolve(make_config(strict), machine, QWEN)
+    expected = f"--strict-backends: flashinfer would serve this model, but {lack}"
+    assert str(caught.value).startswith(expected)
+    for options, model in (({}, SMALL), ({"attention_backend": "triton"}, QWEN)):
+        settled = resolve(make_config(strict | options), machine, model).config
+        assert settled.compile.attention_backend == "triton"
+    older = dataclasses.replace(machine, capability=(8, 9))
+    for machine, name in ((older, "triton"), (LAPTOP, "torch"), (HOPPER, "flashinfer")):
+        settled = resolve(make_config(strict), machine, QWEN).config
+        assert settled.compile.attention_backend == name
+
+
 def test_a_kernel_that_takes_minutes_is_built_only_when_asked_for() -> None:
     machine = dataclasses.replace(HOPPER, flashinfer=FlashInferFacts(is_installed=True))
     resolution = resolve(Config(), machine, QWEN)

@@ -181,6 +181,12 @@ class CompileConfig(Settings):
         "attention kernels; auto: flashinfer or else triton on a GPU, torch on a CPU",
         choices=("auto", "torch", "triton", "flashinfer"),
     )
+    strict_backends: bool = option(
+        False,
+        "refuse to start with other kernels than those that were asked for or are the best here: "
+        "by another engine's name for a backend, where FlashInfer would serve but is missing or "
+        "fails, and where what has to be compiled does not compile",
+    )
     cudagraph_capture_sizes: tuple[int, ...] = option(
         (),
         "batch sizes of decode steps that get a CUDA graph (default: some thirty up to the limit)",

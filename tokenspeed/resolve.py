@@ -42,6 +42,9 @@ MOST_ROWS = 512
 _BACKENDS = {"cpu": ("torch",), "cuda": ("flashinfer", "triton", "torch")}
 """What serves attention, the best first."""
 
+_NOT_INSTALLED = "flashinfer-python is not installed"
+_NOT_BUILT = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
+
 _FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
 """(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
 
@@ -213,8 +216,12 @@ def _settle_attention(
     dtype, is_fp8 = draft.value("dtype"), draft.value("kv_cache_dtype") != draft.value("dtype")
     built = machine.flashinfer.built_fp8 if is_fp8 else machine.flashinfer.built
     if lacks["flashinfer"] is None and dtype not in built:
-        why = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
-        lacks["flashinfer"] = why
+        lacks["flashinfer"] = _NOT_BUILT
+    if draft.value("strict_backends") and lacks["flashinfer"] in (_NOT_INSTALLED, _NOT_BUILT):
+        raise ConfigError(
+            f"--strict-backends: flashinfer would serve this model, but {lacks['flashinfer']}; "
+            "install it, or ask for --attention-backend triton"
+        )
     told: list[str] = []
     for each in _BACKENDS[device]:
         if lacks[each] is None:
@@ -268,7 +275,7 @@ def _flashinfer_lacks(
         return f"it reads a cache of {dtype} or {FP8}, not of {cache_dtype}"
     if unserved is not None:
         return unserved
-    return None if library.is_installed else "flashinfer-python is not installed"
+    return None if library.is_installed else _NOT_INSTALLED
 
 
 def _settle_level(draft: Draft, device: str, attention: str | None) -> int | None:

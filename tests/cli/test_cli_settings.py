@@ -118,6 +118,36 @@ def test_refusals(words: list[str], says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--attention-backend", "fa3"],
+        ["--decode-attention-backend", "triton"],
+        ["--sampling-backend", "flashinfer"],
+        ["--grammar-backend", "xgrammar"],
+    ],
+    ids=" ".join,
+)
+def test_another_backend_than_asked_for_is_refused_by_option(words: list[str]) -> None:
+    assert len(resolve(words, {}).notes) == 1
+    for place in ([*words, "--strict-backends"], ["--strict-backends", *words]):
+        with pytest.raises(ConfigError, match=r"--strict-backends allows no other") as caught:
+            resolve(place, {})
+        assert str(caught.value).startswith(words[0])
+    assert resolve([*words, "--strict-backends", "--no-strict-backends"], {}).notes
+    with pytest.raises(ConfigError, match=r"--strict-backends allows no other"):
+        resolve(words, {"TOKENSPEED_STRICT_BACKENDS": "1"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--attention-backend", "TRITON_ATTN"], ["--all2all-backend", "none"], ["--tp=1"], []],
+    ids=" ".join,
+)
+def test_the_same_by_another_name_is_no_other_backend(words: list[str]) -> None:
+    assert resolve([*words, "--strict-backends"], {}).config.compile.strict_backends
+
+
 def test_granted_flags_are_said_aloud() -> None:
     resolved = resolve(["--trust-remote-code", "--tp=1", "--attention-backend", "fa3"], {})
     assert len(resolved.notes) == 3

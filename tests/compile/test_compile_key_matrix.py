@@ -109,7 +109,7 @@ NON_FACTS: dict[str, Any] = {
     **{"enable_prefix_caching": False, "max_num_seqs": 3, "chunked_prefill_size": 64},
     **{"disable_overlap_schedule": True, "max_queued_requests": 9, "max_queued_tokens": 9},
     **{"level": 1, "require_cache": True, "jit_after_ready": "error", "cache_dir": "/c"},
-    **{"attention_backend": "torch", "cudagraph_capture_sizes": (1, 2)},
+    **{"attention_backend": "torch", "strict_backends": True, "cudagraph_capture_sizes": (1, 2)},
     **{"max_cudagraph_capture_size": 4, "dump_passes": "/d"},
     **{"disable_prefill_graph": True, "disable_cuda_graph": True},
     **{"grammar_compile_timeout_secs": 9.0, "disable_any_whitespace": True},

@@ -76,9 +76,9 @@ def test_layers_that_a_backend_does_not_serve_are_never_run(backend: Any, spec: 
         backend(*given)
 
 
-def result(name: str, kv_dtype: torch.dtype = BF16) -> Any:
+def result(name: str, kv_dtype: torch.dtype = BF16, **options: Any) -> Any:
     """The backend over a small pool on a CPU, where FlashInfer's place is taken."""
-    pending = PendingAttention(model(name))
+    pending = PendingAttention(model(name, **options))
     groups = cache_groups([SPEC] * 2)
     slots = Slots(2, 64, 1, 16, CPU, scratch_page=0)
     return pending.result(groups, PagePool(groups, 8, 16, kv_dtype, CPU), slots)
@@ -148,6 +148,12 @@ def test_a_library_that_fails_costs_speed_unless_it_was_asked_for(
         result("flashinfer")
     assert str(caught.value) == (
         "--attention-backend flashinfer: it fails here: versions do not match; use triton"
+    )
+    with pytest.raises(ConfigError) as caught:
+        result("auto", strict_backends=True)
+    assert str(caught.value) == (
+        "--strict-backends: flashinfer fails here: versions do not match; "
+        "use --attention-backend triton"
     )
 
 

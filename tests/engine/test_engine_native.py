@@ -16,6 +16,7 @@ from tokenspeed.config import Config, make_config
 from tokenspeed.engine.native import obtain_native
 from tokenspeed.kernels import native
 from tokenspeed.kernels.native import BuildError, Native
+from tokenspeed.options import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
 
 
-def config(root: Path, **options: str) -> Config:
+def config(root: Path, **options: str | bool) -> Config:
     return make_config({"device": "cpu", "cache_dir": str(root)} | options)
 
 
@@ -166,6 +167,12 @@ def test_without_a_compiler_torch_does_the_work(
     assert obtain_native(config(tmp_path / "new")) is None
     assert "torch's kernels alone are used on this CPU: no C++ compiler" in log()
     assert not list((tmp_path / "new" / "native").iterdir())
+    with pytest.raises(
+        ConfigError, match=r"^--strict-backends: the CPU kernels cannot be built: no C"
+    ):
+        obtain_native(config(tmp_path / "new", strict_backends=True))
+    strict = config(tmp_path / "new", strict_backends=True, weight_layout="plain")
+    assert obtain_native(strict) is None
 
 
 def test_without_a_compiler_what_is_kept_serves(

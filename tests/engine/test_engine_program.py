@@ -203,6 +203,10 @@ def test_a_failing_compiler_is_a_warning(
     engine = tiny_engine(tiny_model, level=1, cache_dir=str(tmp_path / "new"))
     assert EAGER in engine.ready.summary
     assert f"pieces run eagerly (-O0): compiling failed: {reason}" in log()
+    strict = {"level": 1, "cache_dir": str(tmp_path / "new"), "strict_backends": True}
+    with pytest.raises(ConfigError) as caught:
+        tiny_engine(tiny_model, **strict)
+    assert str(caught.value).startswith(f"--strict-backends: compiling failed: {reason}")
 
 
 def test_a_dump_of_passes_compiles_for_this_start_only(
@@ -302,6 +306,8 @@ def test_an_entry_that_this_machine_cannot_load_stays(
     engine = tiny_engine(tiny_model, level=1, cache_dir=str(cache))
     assert EAGER in engine.ready.summary and not fake.jobs
     assert "pieces run eagerly (-O0): its pieces cannot be loaded: no space left" in log()
+    with pytest.raises(ConfigError, match=r"^--strict-backends: its pieces cannot be loaded"):
+        tiny_engine(tiny_model, level=1, cache_dir=str(cache), strict_backends=True)
     with pytest.raises(ConfigError, match="there is an entry, but its pieces"):
         tiny_engine(tiny_model, require_cache=True, cache_dir=str(cache))
     assert not list((cache / "v1").glob(".aside-*"))

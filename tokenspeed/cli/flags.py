@@ -50,6 +50,8 @@ class Read:
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    swapped: list[str] = field(default_factory=list)
+    """Those of the notes that another backend is used than was asked for."""
     own: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -96,6 +98,8 @@ class Flags:
         if len(words) == 1 and (option.name, words[0]) in PEER_VALUES:
             ours, meaning = PEER_VALUES[option.name, words[0]]
             read.notes.append(f"{given.typed} {words[0]}: {ours} is used; {meaning}")
+            if option.name == "attention_backend" and ours == "auto":
+                read.swapped.append(read.notes[-1])
             words = (ours,)
         try:
             value = from_words(option, words)
@@ -116,6 +120,8 @@ class Flags:
                 raise ConfigError(f"{shown} is not supported: {answer.why}")
             case Granted():
                 read.notes.append(f"{shown}: {answer.why}")
+                if given.flag.endswith("-backend") and not row.values:
+                    read.swapped.append(read.notes[-1])
             case Same():
                 if answer.why:
                     read.notes.append(f"{shown}: {' '.join(answer.words)}; {answer.why}")

@@ -57,6 +57,9 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = 
         values |= layer.values
         sources |= layer.sources
     notes = [note for layer in layers for note in layer.notes]
+    swapped = [note for layer in layers for note in layer.swapped]
+    if values.get("strict_backends") and swapped:
+        raise ConfigError(f"{swapped[0]}: --strict-backends allows no other; leave one of them out")
     return Resolved(config=make_config(values), sources=sources, notes=notes, own=line.own)
 
 

@@ -36,6 +36,7 @@ class PendingAttention:
         option = "attention_backend"
         self._name = model.settings.compile.attention_backend
         self._dtype = model.dtype
+        self._is_strict = model.settings.compile.strict_backends
         self._is_asked_for = model.resolution.is_given(option)
         self._reason = model.resolution.reasons.get(option, "as asked")
         self._library: Future[Any] | None = None
@@ -53,7 +54,7 @@ class PendingAttention:
 
     def make(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
         """A backend on these pages, its kernels loaded; each is one of its own. Raises ConfigError
-        if one that was asked for fails.
+        if one that was asked for fails, or any under `--strict-backends`.
         """
         if self._library is not None:
             try:
@@ -63,6 +64,9 @@ class PendingAttention:
                 if self._is_asked_for:
                     problem = f"--attention-backend flashinfer: it fails here: {lines[0]}"
                     raise ConfigError(f"{problem}; use triton") from error
+                if self._is_strict:
+                    problem = f"--strict-backends: flashinfer fails here: {lines[0]}"
+                    raise ConfigError(f"{problem}; use --attention-backend triton") from error
                 logger.warning("flashinfer is left out, since it fails here: %s", lines[0])
                 self._name, self._reason = "triton", "flashinfer failed"
                 self._library = None

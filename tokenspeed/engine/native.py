@@ -6,7 +6,7 @@
 It is code, so it is read only from a folder that belongs to this user and that nobody else may
 write; what is loaded are the bytes that were checked, from a private copy. Where there is no such
 folder it is built for this start alone; where it cannot be built, torch's kernels do the work.
-Neither is an error.
+Neither is an error, unless `--strict-backends` makes the latter one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tokenspeed.config import Config
 from tokenspeed.kernels import native
 from tokenspeed.kernels.native import BuildError, Native
 from tokenspeed.log import logger
+from tokenspeed.options import ConfigError
 from tokenspeed.spans import span
 
 _MAX_KEPT = 4
@@ -39,7 +40,8 @@ _STALE_S = 86400.0
 
 def obtain_native(config: Config) -> Native | None:
     """The kernels; None on other devices, under `--weight-layout plain`, and where they cannot be
-    had. Milliseconds, but seconds when they are built. Never raises.
+    had. Milliseconds, but seconds when they are built. Raises ConfigError where they cannot be had
+    under `--strict-backends`.
     """
     device = config.model.device
     is_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
@@ -51,6 +53,11 @@ def obtain_native(config: Config) -> Native | None:
             name = native.file_name()
             return _stored(folder / name) or _made(folder, name)
     except (BuildError, OSError) as error:
+        if config.compile.strict_backends:
+            raise ConfigError(
+                f"--strict-backends: the CPU kernels cannot be built: {error}; "
+                "--weight-layout plain does without"
+            ) from error
         logger.info("torch's kernels alone are used on this CPU: %s", error)
         return None
 

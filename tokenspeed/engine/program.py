@@ -225,11 +225,17 @@ class _Compiled:
             except Unloadable as error:
                 if self._config.compile.require_cache:
                     raise ConfigError(f"--require-cache: there is an entry, but {error}") from error
-                _give_up(str(error))
+                self._give_up(str(error))
                 return None
             if self._is_asked_for:
                 self._child = self._start_child()
         return self._from_child(progress) if self._child else None
+
+    def _give_up(self, reason: str) -> None:
+        """Say why there is no program. Raises ConfigError under `--strict-backends`."""
+        if self._config.compile.strict_backends:
+            raise ConfigError(f"--strict-backends: {reason}; use -O0 to run without")
+        logger.warning("pieces run eagerly (-O0): %s", reason)
 
     def close(self) -> None:
         """Nothing of it goes on beside the engine: no process, no thread."""
@@ -255,7 +261,7 @@ class _Compiled:
         try:
             child = CompileChild(job)
         except OSError as error:
-            _give_up(f"compiling failed: its process cannot be started: {error}")
+            self._give_up(f"compiling failed: its process cannot be started: {error}")
             return None
         if self._model.device.type == "cpu":  # where loops are left for Inductor
             self._loader.submit(carried(import_inductor))  # while the child compiles
@@ -269,11 +275,11 @@ class _Compiled:
                 raise ConfigError(
                     f"--strict-passes: {done.message}; --disable-pass leaves a pass out"
                 )
-            _give_up(f"compiling failed: {done.message}")
+            self._give_up(f"compiling failed: {done.message}")
             return None
         found = self._cache.find(self._facts)
         if isinstance(found, Miss):
-            _give_up(f"compiling failed: {found.reason}")
+            self._give_up(f"compiling failed: {found.reason}")
             return None
         logger.info("compiled in %.1f s: %s", done.seconds, done.summary)
         ledger.add(done.jit)
@@ -281,9 +287,9 @@ class _Compiled:
             return self._obtained(load_program(found), f"compiled in {done.seconds:.1f} s", found)
         except Damaged as error:
             self._cache.set_aside(found.folder, str(error))
-            _give_up(f"compiling failed: {error}")
+            self._give_up(f"compiling failed: {error}")
         except Unloadable as error:
-            _give_up(f"compiled, but {error}")
+            self._give_up(f"compiled, but {error}")
         return None
 
     def _obtained(self, program: Program, how: str, entry: Entry) -> Obtained:
@@ -307,8 +313,3 @@ def _required(reason: str) -> ConfigError:
         f"--require-cache: {reason}; fill the cache with `tokenspeed warmup` and the same options, "
         "or with `tokenspeed cache import`"
     )
-
-
-def _give_up(reason: str) -> None:
-    """Say why there is no program."""
-    logger.warning("pieces run eagerly (-O0): %s", reason)
