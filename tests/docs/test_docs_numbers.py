@@ -96,7 +96,7 @@ def test_figures_of_servers_on_a_gpu() -> None:
     speedups = [result(f"gpu_prefix_ttft_qwen3-{size}.json")["speedup"] for size in ("8b", "0.6b")]
     assert all(map(rounds_to, speedups, shown))
     (shown,) = told(r"GPU works N % of the time")
-    assert rounds_to(100 * result("gpu_busy_qwen3-8b.json")["busy_share"], shown)
+    assert rounds_to(100 * result("gpu_busy_qwen3-8b.json")["decode"]["busy_share"], shown)
 
 
 def test_figures_in_sentences() -> None:
