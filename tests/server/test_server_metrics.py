@@ -18,7 +18,7 @@ from tokenspeed.timeline import Timing
 
 GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info
     engine_up build_info step_age_seconds graphs_to_come"""
-COUNTERS = """prefix_cache_queries prefix_cache_hits num_preemptions prompt_tokens
+COUNTERS = """prefix_cache_queries prefix_cache_hits num_preemptions num_late_masks prompt_tokens
     generation_tokens request_success num_nan_aborted_requests engine_steps jit_compiles
     jit_compile_seconds engine_launch_seconds engine_commit_seconds http_requests"""
 HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
@@ -28,8 +28,8 @@ HISTOGRAMS = """time_to_first_token_seconds inter_token_latency_seconds
     request_params_n request_params_max_tokens iteration_tokens_total
     http_request_duration_seconds"""
 OURS_ALONE = """engine_up build_info step_age_seconds graphs_to_come num_nan_aborted_requests
-    engine_steps engine_launch_seconds engine_commit_seconds jit_compiles jit_compile_seconds
-    http_requests http_request_duration_seconds"""
+    num_late_masks engine_steps engine_launch_seconds engine_commit_seconds jit_compiles
+    jit_compile_seconds http_requests http_request_duration_seconds"""
 FORMER = {
     "gpu_cache_usage_perc": "kv_cache_usage_perc",
     "time_per_output_token_seconds": "inter_token_latency_seconds",

@@ -110,6 +110,7 @@ class Engine:
         return msgspec.structs.replace(
             stats,
             num_waiting=num_waiting,
+            late_masks=0 if self._grammars is None else self._grammars.num_held,
             jit=ledger.totals(),
             graphs_to_come=0 if self._spare_work is None else self._spare_work.num_later,
             is_paused=self._is_paused,

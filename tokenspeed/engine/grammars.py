@@ -61,6 +61,8 @@ class Grammars:
         self._num_words = -(-vocab_size // 32)
         self._pinned = pinned
         self._waiting: dict[str, _Waiting] = {}
+        self.num_held = 0
+        """Times that a request has left the batch because its mask was late."""
 
     def __len__(self) -> int:
         """Requests that wait for their grammar, or for a mask."""
@@ -87,6 +89,7 @@ class Grammars:
     def hold(self, request: Request) -> None:
         """Keep a request, which has left the scheduler, until its mask is there."""
         assert isinstance(request.constraint, Follower)
+        self.num_held += 1
         self._wait_for(request, request.constraint.grammar)
 
     def _wait_for(self, request: Request, grammar: RemoteGrammar) -> None:

@@ -120,6 +120,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: int = 0
     """Prompt tokens served from it."""
     preemptions: int = 0
+    late_masks: int = 0
+    """Times that a request left the batch because its grammar's mask was late."""
     nan_aborted: int = 0
     """Requests ended because a result of theirs was no number."""
     prompt_tokens: int = 0

@@ -144,9 +144,9 @@ class Scheduler:
         return self._withdraw(request, State.ABORTED)
 
     def park(self, request_id: str) -> Request:
-        """Send a running request away until it is added again."""
+        """Send a running request away until it is added again; no pages are lacking."""
         (admission,) = [one for one in self._residents.running if one.request.id == request_id]
-        self._preempt(admission)
+        self._send_away(admission)
         self._waiting.remove(admission.request)
         return self._requests.pop(request_id)
 
@@ -337,10 +337,13 @@ class Scheduler:
             self._residents.leave(admission)
 
     def _preempt(self, admission: Admission) -> None:
+        self._num_preemptions += 1
+        self._send_away(admission)
+
+    def _send_away(self, admission: Admission) -> None:
         request = admission.request
         request.move(State.PREEMPTED)
         request.timeline.preempt(self._pace.now)
         request.num_preemptions += 1
-        self._num_preemptions += 1
         self._wait(request)
         self._residents.leave(admission)

@@ -20,6 +20,7 @@ _COUNTERS = (
     ("prefix_cache_queries", "prompt tokens looked up in the prefix cache", "prefix_queries"),
     ("prefix_cache_hits", "prompt tokens served from the prefix cache", "prefix_hits"),
     ("num_preemptions", "requests whose KV was dropped to be computed again", "preemptions"),
+    ("num_late_masks", "times that a grammar's mask was late for its step", "late_masks"),
     ("prompt_tokens", "prompt tokens processed", "prompt_tokens"),
     ("generation_tokens", "tokens generated", "generation_tokens"),
     ("engine_steps", "steps of the engine", "steps"),
