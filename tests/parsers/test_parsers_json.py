@@ -81,6 +81,19 @@ def test_slips_are_mended(text: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        *[(word[:3], word[:3].lower()) for word in ("True", "true", "false", "null")],
+        *[(text, text) for text in ("-", "0", "-12", "1.", "1.5", "1e", "1.5E-", "1e+7")],
+        *[(text, "") for text in ("foo", "Truth", "01", "1.e", "1e5.", "+1", "-a", "\u0661")],
+        *[(text, text) for text in ('"a\\', '"\\u00')],
+    ],
+)
+def test_of_a_word_that_is_cut_passes_what_json_may_begin_with(text: str, passed: str) -> None:
+    assert streamed(['{"a": ', text]) == ('{"a": ' + passed, "", False)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import test_server_messages as messages_api
 import test_server_responses as responses_api
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_fakes import CHATML, EOS, TOKENIZER, Asker
 from test_server_text import events
@@ -215,6 +215,10 @@ def test_responses(world: dict[str, Any], fields: dict[str, Any]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(world=WORLDS, fields=MESSAGE_FIELDS)
+@example(
+    world={"template": QWEN, "outputs": [HERMES_CALL] * 3, "chunk": 3},
+    fields={"max_tokens": 70, "tools": messages_api.NAMED_TOOLS},
+)
 def test_messages(world: dict[str, Any], fields: dict[str, Any]) -> None:
     answers = both(world, fields, post_message)
     if answers is not None:

@@ -21,6 +21,7 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_NUMBER_BEGUN = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*|(?:\.\d+)?[eE][-+]?\d*)?)?", re.ASCII)
 _WORD = re.compile(r"[-+.\w]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = " \t\n\r"
@@ -122,6 +123,15 @@ class _Scanner:
         self._expect = self._after_value()
         return word.end(), meant
 
+    def begun(self, rest: str) -> str:
+        """What to pass on of an escape or a word in which the text ends: what may be gone on with
+        as JSON, so that readers of unfinished JSON take it. "" if nothing is.
+        """
+        if self._in_string or _NUMBER_BEGUN.fullmatch(rest):
+            return rest
+        meant = (_WORDS[word] for word in _WORDS if word.startswith(rest))
+        return next(meant, "")[: len(rest)]
+
     def _after_value(self) -> _Expect:
         self.is_done = not self._stack
         return _Expect.NEXT
@@ -139,7 +149,7 @@ def json_value(reader: Reader, write: Callable[[str], None], *, settles: bool) -
         if scanner.is_done:
             return
         if not scanner.is_broken and reader.is_closed:  # cut inside a word or an escape
-            write(reader.text[reader.at :])
+            write(scanner.begun(reader.text[reader.at :]))
             reader.at = len(reader.text)
             if settles:
                 reader.settle()
