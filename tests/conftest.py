@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import os
 import sys
@@ -54,6 +55,7 @@ def programs_planned_once() -> Iterator[None]:
     programs: dict[Hashable, Program] = {}
     plan_model = pipeline.plan_model
 
+    @functools.wraps(plan_model)
     def plan(make: Any, **options: Any) -> Program:
         served = getattr(make, "__self__", None)
         if not isinstance(served, ServedModel) or served.layout:  # a test's own, or in blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ import torch
 from engine_tiny import tiny_config, tiny_engine
 
 from tokenspeed import spans
+from tokenspeed.compile import pipeline
 from tokenspeed.config import CacheConfig
 from tokenspeed.engine import memory
 from tokenspeed.engine.build import build_engine
@@ -82,6 +84,7 @@ def test_a_start_reports_phases_and_spans(
     tiny_model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(spans, "_enabled", True)
+    monkeypatch.setattr(pipeline, "plan_model", inspect.unwrap(pipeline.plan_model))  # not shared
     caplog.set_level(logging.INFO, logger="tokenspeed")
     reports: list[tuple[str, str]] = []
     engine = build_engine(tiny_config(tiny_model, level=0), lambda *report: reports.append(report))

@@ -126,6 +126,7 @@ TARGETS = [
 async def test_a_target_may_be_a_whole_url() -> None:
     """As a proxy's clients send it; what asks for a key asks for it however it is named."""
     async with running(FakeClient(), api_key=("k",)) as server:
+        await server.until("ready")
         for target, status in TARGETS:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             key = b"" if status == 401 else b"x-api-key: k\r\n"
