@@ -4,6 +4,7 @@ time of an answer harms nobody.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,10 @@ def test_who_dies_before_its_answers_takes_nobody_along(wire: Wire, num_commands
         said += wire.link.receive(WAIT_MS)
     gone, _ = said[0]
     dying.close(linger=0)
+    deadline = time.monotonic() + WAIT_MS / 1000
     while wire.link.send(gone, Loading("still", "there")):
-        pass
+        assert time.monotonic() < deadline
+        assert not wire.link.receive(1)  # where ZeroMQ learns that it is gone
     for message in said:
         wire.server._handle(*message)
     wire.server._send()
