@@ -26,6 +26,7 @@ from tokenspeed.engine.messages import (
     Done,
     FromEngine,
     Loading,
+    PromptScores,
     Ready,
     Stats,
     StepOutputs,
@@ -33,7 +34,13 @@ from tokenspeed.engine.messages import (
     ToEngine,
 )
 from tokenspeed.engine.phases import StartupPhases
-from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta
+from tokenspeed.request import (
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    RequestDelta,
+    TokenLogprob,
+)
 
 MAX_AT_ONCE = 32
 """Messages of the engine that are taken together, before anything else has its turn."""
@@ -83,6 +90,8 @@ class AttachedClient:
         """Told of those before, and these."""
         self.commands = Commands(self._send)
         self._sinks: dict[str, Sink] = {}
+        self._scores: dict[str, list[TokenLogprob | None]] = {}
+        """Those of prompts that are here ahead of their deltas."""
         self._settled = asyncio.Event()  # ready or dead
         self._is_refused = False
         self._resources = contextlib.ExitStack()  # of one engine's life
@@ -127,6 +136,7 @@ class AttachedClient:
 
     def withdraw(self, request_id: str) -> None:
         """Abort a request of ours, unless it has finished. Its sink gets nothing more."""
+        self._scores.pop(request_id, None)
         if self._sinks.pop(request_id, None) is not None and self.state == "ready":
             self._send(Abort([request_id]))
 
@@ -168,6 +178,7 @@ class AttachedClient:
         """Attach to the engine that takes the place of one that was lost."""
         self._resources.close()
         self._sinks.clear()
+        self._scores.clear()
         self.commands = Commands(self._send)
         self.stats, self.stats_at = Stats(), time.monotonic()
         self.attach(address)
@@ -187,7 +198,7 @@ class AttachedClient:
         while True:
             messages = [decoder.decode(await self._socket.recv())]
             with contextlib.suppress(zmq.Again):
-                while len(messages) < MAX_AT_ONCE:
+                while len(messages) < MAX_AT_ONCE and not isinstance(messages[-1], PromptScores):
                     messages.append(decoder.decode(at_once.recv(zmq.NOBLOCK)))
             self._take(messages)
             await asyncio.sleep(0)  # what was handed out is written before more is taken
@@ -199,7 +210,12 @@ class AttachedClient:
                 return
             if isinstance(message, StepOutputs):
                 self._take_stats(message.stats)
+                self._complete_scores(message.deltas)
                 news.add(message)
+                continue
+            if isinstance(message, PromptScores):
+                if message.request_id in self._sinks:
+                    self._scores.setdefault(message.request_id, []).extend(message.entries)
                 continue
             self._hand_out(news.deltas)
             news = _News()
@@ -222,6 +238,15 @@ class AttachedClient:
         before, self.stats, self.stats_at = self.stats, stats, time.monotonic()
         if self.on_stats is not None:
             self.on_stats(before, stats)
+
+    def _complete_scores(self, deltas: list[RequestDelta]) -> None:
+        """Put what came ahead of these deltas where it belongs."""
+        if not self._scores:
+            return
+        for delta in deltas:
+            if delta.prompt_logprobs is not None:
+                ahead = self._scores.pop(delta.request_id, [])
+                delta.prompt_logprobs = ahead + delta.prompt_logprobs
 
     def _hand_out(self, deltas: dict[str, list[RequestDelta]]) -> None:
         for id, each in deltas.items():

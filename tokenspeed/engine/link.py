@@ -69,10 +69,10 @@ class EngineLink:
 
     def send(self, client: bytes, message: FromEngine) -> bool:
         """Send; False, and the client is forgotten, if it is gone."""
-        if isinstance(message, StepOutputs):
-            message = message.packed()
+        parts = message.packed().parts() if isinstance(message, StepOutputs) else (message,)
         try:
-            self._socket.send_multipart([client, self._encoder.encode(message)])
+            for part in parts:
+                self._socket.send_multipart([client, self._encoder.encode(part)])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

@@ -8,16 +8,19 @@ all that either side decodes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from tokenspeed.config import Config
 from tokenspeed.ledger import JitCount
-from tokenspeed.request import GenerateRequest, RequestDelta
+from tokenspeed.request import GenerateRequest, RequestDelta, TokenLogprob
 
 MAX_PROFILE_STEPS = 256
 """Of one trace."""
+MAX_SCORES = 2048
+"""Prompt positions of one delta in one message. With 20 tokens at each it decodes in some 20 ms."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -140,8 +143,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """No step is launched until whoever runs the server says so."""
 
 
+class PromptScores(msgspec.Struct, tag="scores", frozen=True):
+    """The next log-probabilities of a prompt that has many; the last come with their delta, which
+    follows.
+    """
+
+    request_id: str
+    entries: list[TokenLogprob | None]
+
+
 class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
-    """All deltas of one step: one message a step and HTTP process.
+    """All deltas of one step: one message a step and HTTP process, but for long `PromptScores`.
 
     On the wire, those that are tokens and nothing else stand in two columns: `tokens[i]` is one
     more token of the request `ids[i]`. Most are, and a process that serves hundreds of streams
@@ -168,6 +180,19 @@ class StepOutputs(msgspec.Struct, tag="outputs", frozen=True):
                 others.append(delta)
         return StepOutputs(others, self.stats, ids, tokens)
 
+    def parts(self) -> Iterator[PromptScores | StepOutputs]:
+        """The same as messages that are decoded one by one, with something else in between."""
+        deltas = []
+        for delta in self.deltas:
+            scores = delta.prompt_logprobs or []
+            num_ahead = max(len(scores) - 1, 0) // MAX_SCORES * MAX_SCORES
+            for start in range(0, num_ahead, MAX_SCORES):
+                yield PromptScores(delta.request_id, scores[start : start + MAX_SCORES])
+            if num_ahead:
+                delta = msgspec.structs.replace(delta, prompt_logprobs=scores[num_ahead:])
+            deltas.append(delta)
+        yield msgspec.structs.replace(self, deltas=deltas)
+
 
 class Profile(msgspec.Struct, frozen=True):
     """A trace of `num_steps` so far, and where it is written when it has ended. `error`: why it is
@@ -192,4 +217,4 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 ToEngine = Attach | Submit | Abort | Command | Shutdown
-FromEngine = Loading | Ready | Failed | StepOutputs | Done
+FromEngine = Loading | Ready | Failed | PromptScores | StepOutputs | Done

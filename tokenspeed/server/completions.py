@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 import msgspec
 from msgspec import UNSET
@@ -84,8 +84,7 @@ def stream(state: ServerState, request: CompletionRequest, job: Job) -> AsyncGen
     writers = [_ChoiceWriter(request, job, index) for index in range(len(job.requests))]
 
     def render(piece: Piece) -> list[CompletionChoice]:
-        choice = writers[piece.index].piece(piece)
-        return [] if choice is None else [choice]
+        return writers[piece.index].piece(piece)
 
     return stream_job(state, job, ChunkEvents(job, "text_completion", request, render))
 
@@ -103,7 +102,10 @@ class _ChoiceWriter:
         )
 
     def whole(self, sample: Sample) -> CompletionChoice:
-        choice = self._part(sample.text, sample.token_ids, sample.logprobs, sample.prompt_logprobs)
+        prompt = CompletionLogprobs([], [], [], [])
+        for part in self._scored(sample.prompt_logprobs):
+            prompt.extend(part)
+        choice = self._part(sample.text, sample.token_ids, sample.logprobs, prompt)
         num_top, scored = self._request.prompt_logprobs, sample.prompt_logprobs
         return msgspec.structs.replace(
             choice,
@@ -114,43 +116,49 @@ class _ChoiceWriter:
             else UNSET,
         )
 
-    def piece(self, piece: Piece) -> CompletionChoice | None:
-        """None if the piece shows nothing yet (its text is held back)."""
+    def piece(self, piece: Piece) -> list[CompletionChoice]:
+        """Nothing while its text is held back; several where it has the scores of a long prompt."""
         new = piece.new
-        choice = self._part(new.text, new.token_ids, new.logprobs or [], piece.raw.prompt_logprobs)
+        *ahead, prompt = self._scored(piece.raw.prompt_logprobs)
+        choices = [self._part("", [], [], part) for part in ahead]
+        choice = self._part(new.text, new.token_ids, new.logprobs or [], prompt)
         has_news = choice.text or choice.logprobs is not None or choice.token_ids is not UNSET
         if not has_news and new.finish_reason is None:
-            return None
+            return []
         finish = None if new.finish_reason is None else str(new.finish_reason)
-        return msgspec.structs.replace(choice, finish_reason=finish, stop_reason=new.stop_reason)
+        stop = new.stop_reason
+        return [*choices, msgspec.structs.replace(choice, finish_reason=finish, stop_reason=stop)]
+
+    def _scored(self, scored: list[TokenLogprob | None] | None) -> Iterator[CompletionLogprobs]:
+        """The prompt's part of the old form, in one or more; an empty one if it is not shown."""
+        if self._request.logprobs is None or not self._request.echo or scored is None:
+            return iter([CompletionLogprobs([], [], [], [])])
+        return self._logprobs.prompt(self._prompt.ids, scored)
 
     def _part(
         self,
         text: str,
         token_ids: list[int],
         logprobs: list[TokenLogprob],
-        scored: list[TokenLogprob | None] | None,
+        prompt: CompletionLogprobs,
     ) -> CompletionChoice:
         is_first, self._is_first = self._is_first, False
         wants_ids = self._request.return_token_ids
         return CompletionChoice(
             index=self._index,
             text=self._echo + text if is_first else text,
-            logprobs=self._old_logprobs(logprobs, scored),
+            logprobs=self._old_logprobs(logprobs, prompt),
             token_ids=token_ids if wants_ids else UNSET,
             prompt_token_ids=self._prompt.ids if wants_ids and is_first else UNSET,
         )
 
     def _old_logprobs(
-        self, logprobs: list[TokenLogprob], scored: list[TokenLogprob | None] | None
+        self, logprobs: list[TokenLogprob], prompt: CompletionLogprobs
     ) -> CompletionLogprobs | None:
         if self._request.logprobs is None:
             return None
-        shown = CompletionLogprobs([], [], [], [])
-        if self._request.echo and scored is not None:
-            shown.extend(self._logprobs.prompt(self._prompt.ids, scored))
-        shown.extend(self._logprobs.output(logprobs))
-        return shown
+        prompt.extend(self._logprobs.output(logprobs))
+        return prompt
 
     def _prompt_text(self) -> str:
         if self._prompt.text is not None or self._job.tokenizer is None:

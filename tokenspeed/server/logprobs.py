@@ -7,13 +7,16 @@ A token is shown as its text; one that holds only part of a character as an esca
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenspeed.request import TokenLogprob
 from tokenspeed.server.protocol import PromptLogprob, RankedLogprob
 from tokenspeed.server.protocol_chat import AlternativeLogprob, ChatLogprobs, ContentLogprob
 from tokenspeed.server.protocol_completions import CompletionLogprobs
 from tokenspeed.text.tokenizer import Tokenizer
+
+MAX_AT_ONCE = 2048
+"""Prompt tokens of one part of the old form: what encodes it to JSON lets nothing else run."""
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> tuple[str, bytes]:
@@ -78,16 +81,21 @@ class CompletionLogprobsWriter:
 
     def prompt(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]
-    ) -> CompletionLogprobs:
-        """The prompt's tokens. A special token counts where the text has it (it may be added)."""
+    ) -> Iterator[CompletionLogprobs]:
+        """The prompt's tokens, in parts. A special token counts where the text has it (it may be
+        added).
+        """
         shown = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
+            if len(shown.tokens) == MAX_AT_ONCE:
+                yield shown
+                shown = CompletionLogprobs([], [], [], [])
             text, data = token_text(self._tokenizer, token_id)
             self._append(shown, text, entry)
             if not self._is_special(token_id) or self._echo.startswith(text, self._offset):
                 self._advance(data)
         self._offset = len(self._echo)
-        return shown
+        yield shown
 
     def output(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
         """Generated tokens."""
