@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 from typing import Any
@@ -98,6 +99,36 @@ async def test_clients_that_go_before_their_answer_comes_hold_no_connection(how:
     async with asyncio.timeout(5):
         while server._connections:
             await asyncio.sleep(0.01)
+    await server.stop()
+
+
+async def test_a_client_that_the_network_has_lost_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing towards it ends with ETIMEDOUT, which Hypercorn does not expect."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def lost(_: asyncio.StreamWriter) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    listener = listen("127.0.0.1", 0, 60.0)
+    server = HttpServer(answer, listener, ServerConfig())
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.StreamWriter, "wait_closed", lost)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+        assert server._connections
+        writer.close()
+        async with asyncio.timeout(5):
+            while server._connections:
+                await asyncio.sleep(0.01)
+    assert faults == []
     await server.stop()
 
 

@@ -102,7 +102,10 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         state = LifespanState()
         words = (self._app, loop, self._settings, self._context, state, reader, writer)
-        await _Connection(*words, stall_s=self._stall_s)
+        try:
+            await _Connection(*words, stall_s=self._stall_s)
+        except OSError as error:  # of closing towards a client that the network has lost
+            logger.debug("a connection ended with %s", error)
 
 
 class _Connection(TCPServer):
