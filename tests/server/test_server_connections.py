@@ -132,6 +132,35 @@ async def test_a_client_that_the_network_has_lost_is_no_fault(
     await server.stop()
 
 
+async def test_a_client_that_the_kernel_cuts_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Waiting for it then fails at once, again and again: nothing else would run meanwhile."""
+    ended = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20), "more_body": True})
+        ended.set()
+
+    num_waits = 0
+
+    async def lost(_: asyncio.StreamWriter) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    listener = listen("127.0.0.1", 0, 60.0)
+    server = HttpServer(answer, listener, ServerConfig(write_timeout=2.0))
+    monkeypatch.setattr(asyncio.StreamWriter, "drain", lost)
+    with socket.create_connection(listener.getsockname()) as silent:
+        silent.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(1):
+            await ended.wait()
+    assert num_waits < 10
+    await server.stop()
+
+
 TARGETS = [
     (b"GET /ping", 200),
     (b"GET http://other.example/ping", 200),

@@ -159,10 +159,13 @@ class _Connection(TCPServer):
         now = asyncio.get_running_loop().time
         taken, since = self._num_taken, now()
         while True:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._stall_s / LOOKS):
                     await self.writer.drain()
                 return
+            except TimeoutError as error:
+                if error.errno is not None:  # the kernel's: it is lost, and drain() waits no more
+                    raise ConnectionAbortedError from error
             if self._num_taken > taken:
                 taken, since = self._num_taken, now()
             elif now() - since >= self._stall_s:
