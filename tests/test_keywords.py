@@ -48,6 +48,12 @@ def test_what_keywords_set(given: dict[str, Any], meant: dict[str, Any]) -> None
         ({"quantization": "awq"}, ConfigError, "quantization='awq' is not supported: no quantised"),
         ({"enable_lora": True}, ConfigError, "enable_lora=True is not supported: no adapters"),
         ({"speculative_config": {"method": "ngram"}}, ConfigError, "no speculative decoding yet"),
+        ({"disable_radix_cache": 0}, ConfigError, "disable_radix_cache must be true or false"),
+        (
+            {"enforce_eager": "false"},
+            ConfigError,
+            "enforce_eager must be true or false, not 'false",
+        ),
         ({"max_num_seqs": "many"}, ConfigError, "max_num_seqs must be a whole number"),
         ({"port": 1}, TypeError, "'port': it is the server's"),
         ({"disable_log_stats": True}, TypeError, "'disable_log_stats': it is the server's"),

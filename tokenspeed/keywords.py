@@ -52,7 +52,9 @@ def _meant(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _answered(row: Known, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     is_switch = row.takes is Takes.NOTHING
-    answer = row.off if is_switch and value is False else row.answer_to(_words(value))
+    if is_switch and not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, not {value!r:.100}")
+    answer = row.off if is_switch and not value else row.answer_to(_words(value))
     match answer:
         case Refused(why=why):
             raise ConfigError(f"{name}={value!r:.100} is not supported: {why}")

@@ -83,6 +83,13 @@ ORDINARY = {"type": "object", "properties": CITY, "required": ["city"]}
 BASE = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
 
+BOTH = '{"in":{"city":"a","id":1}}'
+
+
+def in_(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": {"in": schema}}
+
+
 @pytest.mark.parametrize(
     ("schema", "arguments", "is_allowed"),
     [
@@ -117,6 +124,14 @@ BASE = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
         (ORDINARY | {"$ref": "#/$defs/o", "$defs": {"o": BASE}}, '{"city":"a","id":1}', True),
         ({"anyOf": [ORDINARY, BASE]}, '{"id":1,"x":1}', False),
         (ORDINARY | {"anyOf": [BASE, {}]}, '{"city":"a","id":1}', True),
+        ({"allOf": [in_(ORDINARY), in_(BASE)]}, BOTH, True),
+        (in_(ORDINARY) | {"$ref": "#/$defs/o", "$defs": {"o": in_(BASE)}}, BOTH, True),
+        (in_(ORDINARY) | {"patternProperties": {"^in$": BASE}}, BOTH, True),
+        (
+            in_({"allOf": [{"items": ORDINARY}, {"items": BASE}]}),
+            '{"in":[{"city":"a","id":1}]}',
+            True,
+        ),
     ],
     ids=str,
 )

@@ -169,7 +169,7 @@ class AttachedClient:
 
     def note_loss(self, message: str) -> None:
         """The engine is gone, and another one will be there to `follow`."""
-        self.state, self.progress = "loading", Loading("restart", "the engine is started again")
+        self.state, self.progress = "loading", Loading("restart", "of the engine")
         self._settled.clear()
         self._fail_all(EngineDead(message))
         self.commands.fail(EngineAway(message))  # those to come

@@ -8,7 +8,7 @@ with strict grammars (xgrammar's default) and OpenAI's strict mode do not let it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tokenspeed.structured.schema import parts_of, resolve
@@ -32,38 +32,56 @@ _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 def narrow(schema: dict[str, Any], *, closes: bool) -> None:
     """Narrow a schema in place; with `closes`, to listed properties too. What several schemas say
-    together of one value is left as it is: each would forbid what the others ask for.
+    together of one value is left as it is, and is not closed below either, where they may speak of
+    the same properties: each would forbid what the others ask for.
     """
-    every = list(_all_parts(schema))
-    joined = _joined(every, schema)
+
+    def with_branches(part: dict[str, Any]) -> Iterator[Any]:
+        """What holds of the same value."""
+        yield from (each for key in _BRANCHES for each in _entries(part, key))
+        if isinstance(pointer := part.get("$ref"), str):
+            yield resolve(schema, pointer)
+
+    def with_all(part: dict[str, Any]) -> Iterator[Any]:
+        yield from _inside(part)
+        yield from with_branches(part)
+
+    every = _reached([schema], _inside)
+    shared = [each for part in every for each in _shared(part)]
+    joined = _reached(shared, with_branches)
+    is_joined, is_open = (set(map(id, each)) for each in (joined, _reached(joined, with_all)))
     for part in every:
-        if id(part) not in joined:
+        if id(part) not in is_joined:
             _bound_numbers(part)
-            if closes:
-                _close(part)
+        if closes and id(part) not in is_open:
+            _close(part)
 
 
-def _all_parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    stack: list[Any] = [schema]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, dict):
-            yield part
-            stack += [inner for _, inner in parts_of(part)]
-
-
-def _joined(every: list[dict[str, Any]], root: dict[str, Any]) -> set[int]:
-    """The ids of schemas that hold of a value together with others."""
-    found: set[int] = set()
-    stack: list[Any] = [part for part in every if _num_voices(part) > 1]
+def _reached(
+    parts: Iterable[Any], onward: Callable[[dict[str, Any]], Iterable[Any]]
+) -> list[dict[str, Any]]:
+    """The schemas among `parts`, and those that lead on from them, each once."""
+    found: dict[int, dict[str, Any]] = {}
+    stack = list(parts)
     while stack:
         part = stack.pop()
         if isinstance(part, dict) and id(part) not in found:
-            found.add(id(part))
-            stack += [each for key in _BRANCHES for each in _entries(part, key)]
-            if isinstance(pointer := part.get("$ref"), str):
-                stack.append(resolve(root, pointer))
-    return found
+            found[id(part)] = part
+            stack += onward(part)
+    return list(found.values())
+
+
+def _inside(part: dict[str, Any]) -> Iterator[Any]:
+    return (inner for _, inner in parts_of(part))
+
+
+def _shared(part: dict[str, Any]) -> Iterator[Any]:
+    """Itself, if others hold of its value too; its properties, where patterns name them as well."""
+    if _num_voices(part) > 1:
+        yield part
+    if all(isinstance(part.get(key), dict) for key in ("properties", "patternProperties")):
+        yield from part["properties"].values()
+        yield from part["patternProperties"].values()
 
 
 def _num_voices(part: dict[str, Any]) -> int:
