@@ -1,15 +1,16 @@
-"""Linear layers of a decode step, with what comes before and after them in one kernel.
+"""Linear layers by the kernel that is fastest for their shape and the step's tokens.
 
     norm_linear    rms_norm(x) w^T + bias
     linear_add     x w^T + bias + residual
     norm_gate_up   silu_mul(rms_norm(x) w^T), w gate's rows before up's
-    small_linear   x w^T + bias
+    small_linear   x w^T + bias, for steps of all sizes; the others are for few tokens
 
 With one token a layer's kernels are too small and too many: the weights of a layer are read in a
-fraction of the time that ten launches take. With many tokens the library's products win, between
-kernels of their own for the rest. So each op is opaque, and picks when it is launched (or captured)
-from the real T and a table (`linear_tiles`). Functional; shapes: x [T, K], norm [K], w [N, K],
-bias [N], residual [T, N], of one dtype.
+fraction of the time that ten launches take. So what comes before and after a product is in one
+kernel with it. With many tokens the library's products win, by the algorithm of its that is best.
+So each op is opaque, and picks when it is launched (or captured) from the real T and a table
+(`linear_tiles`). Functional; shapes: x [T, K], norm [K], w [N, K], bias [N], residual [T, N], of
+one dtype.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measure which tile is best for the small linear layers of a model: seconds for its few shapes.
+"""Measure which tile, or which algorithm of the library, is best for a model's linear layers: half
+a minute for the nine shapes of Qwen3 at fourteen token counts.
 
 A candidate is timed inside a CUDA graph, on the weights of many layers in turn: a step reads every
 weight once, so a kernel must be timed on weights that have left the caches. All candidates are
@@ -43,7 +44,7 @@ _SKINNY_TOKENS = 256
 """More are the library's: matrix units then decide, not the memory's speed."""
 
 _MARGIN = 0.98
-"""A kernel displaces the library if it takes less than this share of its time."""
+"""Another way displaces torch's if it takes less than this share of its time."""
 
 _GEMV_TOKENS = 4
 _ROUNDS = 7
