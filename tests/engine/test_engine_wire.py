@@ -58,10 +58,10 @@ class Wire:
 
     def ask(self, *frames: bytes) -> list[Any]:
         """The deltas that come of a message, and of a good request behind it."""
+        good = f"good-{len(self.added)}"
         self.client.send_multipart(frames)
-        self.client.send(msgspec.msgpack.encode(Submit(request(f"good-{len(self.added)}", [5]))))
-        count = len(self.added)
-        while len(self.added) == count:
+        self.client.send(msgspec.msgpack.encode(Submit(request(good, [5]))))
+        while good not in self.added:
             for message in self.link.receive(WAIT_MS):
                 self.server._handle(*message)
         self.stats = Stats(steps=self.stats.steps + 1)  # by which the last message is known

@@ -43,13 +43,15 @@ class Signals:
         handlers = dict.fromkeys(SIGNALS, self.notice)
         if self._on_hangup is not None:
             handlers[signal.SIGHUP] = self._on_hangup
+        before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
             for number in handlers:
-                loop.remove_signal_handler(number)
+                loop.remove_signal_handler(number)  # which leaves the default, not what was there
+                signal.signal(number, before[number])
 
 
 async def drain(state: ServerState, signals: Signals) -> None:
