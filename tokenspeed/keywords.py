@@ -9,10 +9,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from tokenspeed.config import GROUPS, OPTIONS, Config, make_config
 from tokenspeed.log import logger
-from tokenspeed.options import ConfigError, options_of, suggest
-from tokenspeed.peers.answers import Granted, Known, Refused, Same, Takes
+from tokenspeed.options import ConfigError, contradiction, options_of, suggest
+from tokenspeed.peers.answers import Answer, Granted, Known, Refused, Same, Takes
 from tokenspeed.peers.table import PEER_VALUES, TABLE
 
 _SERVER = {option.name for option in options_of(GROUPS["server"])}
@@ -21,32 +23,41 @@ _BY_FLAG = {flag: option for option in _OPTIONS.values() for flag in (option.fla
 _ROWS = {name: (heading, row) for heading in TABLE for row in TABLE[heading] for name in row.names}
 
 
-def config_of(model: str, given: Mapping[str, Any]) -> Config:
-    """The settings of a model and keywords. TypeError for a name that means nothing here,
-    ConfigError for a value that cannot be taken. What is granted otherwise is logged.
+def config_of(model: str | None, given: Mapping[str, Any]) -> Config:
+    """The settings of a model and keywords. None is a keyword that was not given. TypeError for a
+    name that means nothing here, ConfigError for a value that cannot be taken, or for two keywords
+    that contradict each other. What is granted otherwise is logged.
     """
-    values: dict[str, Any] = {"model": model}
-    for name, value in given.items():
-        values.update(_meant(name, value))
-    return make_config(
-        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, value in (("model", model), *given.items()):
+        shown = f"{name}={value!r:.100}"
+        for option, meant in _meant(name, value):
+            if option in values and values[option] != meant:
+                raise contradiction(sources[option], shown, option)
+            values[option], sources[option] = meant, shown
+    return make_config(values)
 
 
 def _meant(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Names and values of our options."""
     flag = "--" + name.replace("_", "-")
     heading, row = _ROWS.get(flag, ("", None))
-    if name in _SERVER or heading == "Server":
+    is_server = name in _SERVER or heading == "Server"
+    option = _OPTIONS.get(name) or _BY_FLAG.get(flag)
+    if value is None and (is_server or option or row):
+        return
+    value = _plain(value)
+    if is_server:
         raise TypeError(f"LLM() takes no option {name!r}: it is the server's")
-    if option := _OPTIONS.get(name) or _BY_FLAG.get(flag):
+    if option:
         ours, meaning = PEER_VALUES.get((option.name, str(value)), (value, ""))
         if meaning:
             logger.info("%s=%r: %s is used; %s", name, value, ours, meaning)
         yield option.name, ours
     elif row is None:
         raise TypeError(f"LLM() takes no option {name!r}{suggest(name, _OPTIONS)}")
-    elif value is not None:
+    else:
         yield from _answered(row, name, value)
 
 
@@ -54,7 +65,11 @@ def _answered(row: Known, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     is_switch = row.takes is Takes.NOTHING
     if is_switch and not isinstance(value, bool):
         raise ConfigError(f"{name} must be true or false, not {value!r:.100}")
-    answer = row.off if is_switch and not value else row.answer_to(_words(value))
+    _, off = _ROWS.get("--no-" + name.replace("_", "-"), ("", None))
+    if not is_switch or value:
+        answer: Answer | None = row.answer_to(_words(value))
+    else:
+        answer = row.off if off is None else off.answer
     match answer:
         case Refused(why=why):
             raise ConfigError(f"{name}={value!r:.100} is not supported: {why}")
@@ -64,6 +79,13 @@ def _answered(row: Known, name: str, value: Any) -> Iterator[tuple[str, Any]]:
             if why:
                 logger.info("%s=%.100r: %s", name, value, why)
             yield _switched(word) if is_switch else (_BY_FLAG[word].name, value)
+
+
+def _plain(value: Any) -> Any:
+    """A dtype by its name, a list as options hold it."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _switched(word: str) -> tuple[str, Any]:

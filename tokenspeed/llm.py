@@ -47,12 +47,12 @@ from tokenspeed.text.tokenizer import Tokenizer
 
 
 class LLM:
-    """A model, ready to generate. Options are those of `tokenspeed serve`, with underscores, except
-    the server's own; names of other engines get the answers of `serve --help=compat`. Not
-    thread-safe. Free it with `close`, or use it in a `with` block.
+    """A model, ready to generate: smollm2 if none is named. Options are those of `tokenspeed
+    serve`, with underscores, except the server's own; names of other engines get the answers of
+    `serve --help=compat`. Not thread-safe. Free it with `close`, or use it in a `with` block.
     """
 
-    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = config_of(model, options)
         self._text = load_text_side(self.config.model)
         self._engine: Engine | None = build_engine(self.config, _log_progress)

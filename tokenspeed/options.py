@@ -104,6 +104,11 @@ class Option:
 _KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
+def contradiction(first: str, second: str, ours: str) -> ConfigError:
+    """Of two names that set one option to two values, where no order says which is meant."""
+    return ConfigError(f"{second} contradicts {first}: give {ours} alone")
+
+
 class Settings:
     """Base of the settings classes: a value outside its limits cannot be held, however it came."""
 
