@@ -180,12 +180,14 @@ def test_environment_is_read_as_flags_are() -> None:
         "TOKENSPEED_TRUST_REMOTE_CODE": "true",
         "TOKENSPEED_STARTUP_TIMING": "1",
         "TOKENSPEED_CACHE_DIR": "/c",
+        "TOKENSPEED_MAX_RUNNING_REQUESTS": "1",
         "OTHER": "x",
     }
     resolved = resolve([], environ)
     assert resolved.config.model.max_model_len == 4000
     assert not resolved.config.cache.enable_prefix_caching
     assert resolved.config.compile.cache_dir == "/c"
+    assert resolved.config.scheduler.max_num_seqs == 1
     assert resolved.sources["max_model_len"] == "environment TOKENSPEED_CONTEXT_LENGTH"
     assert len(resolved.notes) == 1 and "none is run" in resolved.notes[0]
 
@@ -244,6 +246,40 @@ def test_files_of_other_engines(tmp_path: Path) -> None:
     assert resolved.config.server.served_model_name == ("a", "b")
     assert resolved.config.cache.enable_prefix_caching
     assert len(resolved.notes) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "option"),
+    [
+        (("max_num_seqs", "4"), ("max_running_requests", "8"), "max_num_seqs"),
+        (("page_size", "16"), ("prefix_granularity", "32"), "block_size"),
+        (("enforce_eager", "true"), ("optimization_level", "1"), "level"),
+        (("cuda_graph_bs", "4"), ("cudagraph_capture_sizes", "8"), "cudagraph_capture_sizes"),
+        (("disable_log_stats", "true"), ("log_stats_interval", "3"), "log_stats_interval"),
+    ],
+)
+def test_what_has_no_order_may_not_contradict_itself(
+    tmp_path: Path, one: tuple[str, str], other: tuple[str, str], option: str
+) -> None:
+    for (first, said), (second, said_too) in ((one, other), (other, one)):
+        with pytest.raises(ConfigError) as caught:
+            resolve(file_of(tmp_path, f"{first}: {said}\n{second}: {said_too}\n"), {})
+        assert str(caught.value).endswith(f"{second} contradicts {first}: give {option} alone")
+    names = {f"TOKENSPEED_{name.upper()}": said for name, said in (one, other)}
+    first, second = sorted(names)
+    with pytest.raises(ConfigError) as caught:
+        resolve([], names)
+    assert str(caught.value) == f"{second} contradicts {first}: give {option} alone"
+
+
+def test_two_names_may_say_the_same(tmp_path: Path) -> None:
+    text = "cuda_graph_bs: [4, 8]\ncudagraph-capture-sizes: [4, 8]\n"
+    text += "max_seq_len: 4k\nmax_model_len: 4000\n"
+    environ = {"TOKENSPEED_CUDA_GRAPH_BS": "2", "TOKENSPEED_CUDAGRAPH_CAPTURE_SIZES": "2"}
+    config = resolve(file_of(tmp_path, text), environ).config
+    assert config.compile.cudagraph_capture_sizes == (4, 8)
+    assert config.model.max_model_len == 4000
+    assert resolve([], environ).config.compile.cudagraph_capture_sizes == (2,)
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:

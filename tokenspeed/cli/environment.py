@@ -14,6 +14,7 @@ from tokenspeed.cli.scan import Given
 from tokenspeed.cli.settings_file import take_entry
 from tokenspeed.config import OPTIONS
 from tokenspeed.options import ConfigError, suggest
+from tokenspeed.peers.answers import Takes
 
 ENVIRONMENT = "TOKENSPEED_"
 NOT_OPTIONS = frozenset({"TOKENSPEED_STARTUP_TIMING", "TOKENSPEED_TEST_EXAMPLES"})
@@ -29,7 +30,7 @@ _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 def read_environment(environ: Mapping[str, str]) -> Read:
     """What the environment says. Raises ConfigError naming the variable that cannot be taken."""
     flags = Flags(Command(options=tuple(OPTIONS.values()), own={}))
-    read = Read()
+    read = Read(in_order=False)
     for variable in sorted(environ):
         if variable.startswith(ENVIRONMENT) and variable not in NOT_OPTIONS:
             _take(flags, read, variable, environ[variable])
@@ -53,7 +54,9 @@ def _take(flags: Flags, read: Read, variable: str, text: str) -> None:
             raise ConfigError(f"{variable} is empty; give it a value or unset it")
         return
     if option is None or not is_on:
-        take_entry(flags, read, name, variable, _SWITCH.get(text.strip().lower(), text.strip()))
+        is_switch = flags.takes[name] is Takes.NOTHING
+        said = _SWITCH.get(text.strip().lower(), text) if is_switch else text.strip()
+        take_entry(flags, read, name, variable, said)
         return
     words = text.split() if option.is_list else [text.strip()]
     try:

@@ -28,14 +28,18 @@ _OPTIONS_HEAD = f"""# Server flags
 
 {_WRITTEN}
 
-Every option of `tokenspeed serve`. `LLM(...)` takes them as keywords, less those of the HTTP face;
-`batch`, `warmup`, `explain`, `cache why`, `cache export` and `bench` take those that concern them.
+Every option of `tokenspeed serve`. `LLM(...)` takes them as keywords, less those of the HTTP face
+(None: not given); `batch`, `warmup`, `explain`, `cache why`, `cache export` and `bench` take those
+that concern them.
 
 - On the command line: `--max-model-len 4k`, `--max-model-len=4k` or `--max_model_len 4k`. A switch
   is also turned off: `--no-enable-prefix-caching`. Of what is given twice the last counts; lists
   grow.
 - In a settings file (`--config FILE.yaml`): `max-model-len: 4k`, an option a line.
 - In the environment: `{ENVIRONMENT}MAX_MODEL_LEN=4k`; lists are separated by white space.
+
+Files, variables and keywords have no order: two names of one option that contradict each other,
+such as `max-num-seqs` and SGLang's `max-running-requests`, are an error that names both.
 
 The command line wins over the file, the file over the environment. `--print-config` shows each
 value, where it came from, and why what you left open is what it is here. Sizes take suffixes: 4k is

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenspeed.cli.scan import Given, scan
 from tokenspeed.cli.values import from_words
-from tokenspeed.options import ConfigError, Option
+from tokenspeed.options import ConfigError, Option, contradiction
 from tokenspeed.peers.answers import Granted, Known, Refused, Same, Takes
 from tokenspeed.peers.table import OBJECTS, PEER_VALUES, TABLE
 
@@ -47,12 +47,23 @@ def negative(flag: str) -> str:
 class Read:
     """What a command line (or file) said: values of options with the words that gave them."""
 
+    in_order: bool = True
+    """Later words win, and lists grow. Where nothing comes later, in a file or an environment, two
+    names of one option must agree.
+    """
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     swapped: list[str] = field(default_factory=list)
     """Those of the notes that another backend is used than was asked for."""
     own: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def put(self, option: Option, value: Any, source: str) -> None:
+        """Set an option; ConfigError if that contradicts what was said, and nothing comes later."""
+        if not self.in_order and self.values.get(option.name, value) != value:
+            raise contradiction(self.sources[option.name], source, option.name)
+        self.values[option.name] = value
+        self.sources[option.name] = source
 
 
 class Flags:
@@ -103,13 +114,12 @@ class Flags:
             words = (ours,)
         try:
             value = from_words(option, words)
-            if option.is_list:
+            if option.is_list and read.in_order:
                 value = (*read.values.get(option.name, ()), *value)
                 option.check(value)
         except ConfigError as error:
             raise ConfigError(f"{given.typed} {error}") from None
-        read.values[option.name] = value
-        read.sources[option.name] = given.typed
+        read.put(option, value, given.typed)
 
     def _answer(self, given: Given, read: Read) -> None:
         row, is_on = self.known[given.flag]

@@ -28,7 +28,7 @@ def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
     on the command line only.
     """
     flags = Flags(Command(options=tuple(OPTIONS.values()), own={}))
-    read = Read()
+    read = Read(in_order=False)
     for key, value in _load(path).items():
         name = f"--{key}".replace("_", "-")
         try:
@@ -77,10 +77,10 @@ def take_entry(flags: Flags, read: Read, name: str, key: str, value: Any) -> Non
             flags.take(Given(name, key, (value,)), read)
             return
         try:
-            read.values[option.name] = from_yaml(option, value)
+            meant = from_yaml(option, value)
         except ConfigError as error:
             raise ConfigError(f"{key} {error}") from None
-        read.sources[option.name] = key
+        read.put(option, meant, key)
     elif name not in flags.takes:
         known = [flag.removeprefix("--") for flag in flags.takes]
         raise ConfigError(f"{key} is not an option{suggest(name.removeprefix('--'), known)}")
