@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from tokenspeed.cli.output import OutputLost, watched_stdout
 from tokenspeed.options import ConfigError, suggest
 
 COMMANDS = {
@@ -49,6 +50,16 @@ First steps
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status: 0 well, 1 failed, 2 asked for what cannot be."""
     words = sys.argv[1:] if argv is None else argv
+    try:
+        with watched_stdout():
+            return _run(words)
+    except OutputLost as error:
+        if not error.by_reader:
+            _complain(str(error))
+        return 1
+
+
+def _run(words: list[str]) -> int:
     if words and words[0].startswith("--help="):
         words = ["help", words[0].removeprefix("--help="), *words[1:]]
     if words[:1] == ["help"] and len(words) > 1:
@@ -70,8 +81,6 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         _complain(f"{command}: {error}")
         return 2
-    except BrokenPipeError:
-        return 1  # the reader (head, less) has gone
     except KeyboardInterrupt:
         return 130
     return status
