@@ -114,6 +114,11 @@ class SchedulerConfig(Settings):
         None,
         "commit each step before the next is scheduled (default on a CPU)",
     )
+    prefill_first: bool = option(
+        False,
+        "prompts take a step's token budget before running requests do: the most tokens per second "
+        "in all, but while prompts wait, answers stand still",
+    )
     scheduling_policy: str = option(
         "fcfs",
         "fcfs: requests are served in the order in which they come, and one with a priority is "

@@ -28,6 +28,7 @@ class Bench:
         token_budget: int = 16,
         max_model_len: int = 256,
         tokens_per_step: int = 1,
+        prefill_first: bool = False,
         depth: int = 0,
         cache: bool = True,
         accept: Callable[[Row], int] = lambda row: row.num_tokens if row.decode else 1,
@@ -40,6 +41,7 @@ class Bench:
             token_budget=token_budget,
             max_model_len=max_model_len,
             tokens_per_step=tokens_per_step,
+            prefill_first=prefill_first,
         )
         self.worker = FakeWorker(
             num_slots=max_num_seqs,

@@ -129,8 +129,17 @@ def test_preempted(tiny_model: str, alone: dict[str, Outcome], chunk: int, seria
     assert engine.stats.preemptions > 0
 
 
-def test_fewer_slots_than_requests(tiny_model: str, alone: dict[str, Outcome]) -> None:
-    engine = tiny_engine(tiny_model, max_num_seqs=2, disable_overlap_schedule=False)
+@pytest.mark.parametrize("prefill_first", [False, True])
+def test_fewer_slots_than_requests(
+    tiny_model: str, alone: dict[str, Outcome], prefill_first: bool
+) -> None:
+    engine = tiny_engine(
+        tiny_model,
+        max_num_seqs=3,
+        chunked_prefill_size=16,
+        disable_overlap_schedule=False,
+        prefill_first=prefill_first,
+    )
     assert_equal(run(engine, requests()), alone)
 
 

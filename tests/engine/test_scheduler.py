@@ -71,6 +71,19 @@ def test_max_tokens_zero_scores_the_prompt_only() -> None:
     assert [entry.token_id for entry in delta.prompt_logprobs[1:] if entry] == [2, 3, 4, 5]
 
 
+def test_prompts_come_first_where_they_shall_and_decodes_take_what_is_left() -> None:
+    bench = Bench(token_budget=4, prefill_first=True)
+    bench.add("a", [1], max_tokens=30)
+    bench.step()
+    bench.add("b", [2] * 6, max_tokens=30)
+    bench.add("c", [3, 4, 3], max_tokens=30)
+    batches = [bench.step() for _ in range(4)]
+    assert [sizes(batch) for batch in batches] == [[4], [2, 2], [1, 1, 1], [1, 1, 1]]
+    bench.run()
+    for name in "abc":
+        bench.assert_alone(name)
+
+
 def test_decodes_come_first_and_a_long_prefill_progresses_beside_them() -> None:
     bench = Bench(token_budget=4)
     bench.add("a", [1], max_tokens=30)

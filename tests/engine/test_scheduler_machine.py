@@ -67,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures=st.sampled_from([0.0, 0.0, 0.02]),
         rejections=st.sampled_from([0.0, 0.3, 0.9]),
         has_priorities=st.booleans(),
+        prefill_first=st.booleans(),
     )
     def start(
         self,
@@ -81,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         failures: float,
         rejections: float,
         has_priorities: bool,
+        prefill_first: bool,
     ) -> None:
         self.has_priorities = has_priorities
         groups = [CacheGroup(SPEC, (layer,)) for layer in range(num_groups)]
@@ -91,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_budget=tokens_per_step + extra_budget,
             max_model_len=MAX_MODEL_LEN,
             tokens_per_step=tokens_per_step,
+            prefill_first=prefill_first,
         )
 
         def accept(row: Row) -> int:

@@ -3,11 +3,11 @@
     add --> waiting --schedule--> running (slots) --commit--> finished
                ^------ preempted ------'
 
-A step has a token budget: decodes first, then chunks of prefills, then new requests, all in order
-of rank: by priority, then arrival; nobody overtakes. A request is let in when a slot and the pages
-for its whole known sequence are there; only those whose priority is behind its own are sent away
-for that. If a running one lacks pages later, the last in rank is preempted and computes again what
-it had.
+A step has a token budget: decodes first, then chunks of prefills, then new requests (decodes last
+with `prefill_first`), each in order of rank: by priority, then arrival; nobody overtakes. A request
+is let in when a slot and the pages for its whole known sequence are there; only those whose
+priority is behind its own are sent away for that. If a running one lacks pages later, the last in
+rank is preempted and computes again what it had.
 
 Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
 replaces them by facts and drops the results of those who have left (see `Residents`).
@@ -71,21 +71,23 @@ class Scheduler:
         token_budget: int,
         max_model_len: int,
         tokens_per_step: int = 1,
+        prefill_first: bool = False,
     ) -> None:
         assert max_num_seqs > 0 and max_model_len > 0 and 0 < tokens_per_step <= token_budget
         self._kv = kv
         self._token_budget = token_budget
         self._max_model_len = max_model_len
         self._tokens_per_step = tokens_per_step
+        decodes, prompts = (self._plan_decodes,), (self._plan_prefills, self._admit)
+        self._plans = prompts + decodes if prefill_first else decodes + prompts
         self._capacity = kv.num_pages * kv.block_size
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of rank
         self._residents = Residents(kv, max_num_seqs)
         self._launched: deque[int] = deque()
         self._orders = itertools.count()
-        self._num_steps = 0
         self._pace = Pace()
-        self._num_scheduled_tokens = 0
+        self._num_steps = self._num_scheduled_tokens = 0
         self._num_preemptions = 0
         self._num_nan_aborted = 0
         self._num_prompt_tokens = 0
@@ -185,9 +187,8 @@ class Scheduler:
             for admission in self._residents.in_the_way(self._waiting[0]):
                 self._preempt(admission)
         plan = _Plan(self._num_steps, self._token_budget)
-        self._plan_decodes(plan)
-        self._plan_prefills(plan)
-        self._admit(plan)
+        for add_rows in self._plans:
+            add_rows(plan)
         if not plan.rows:
             return None
         self._num_steps += 1
@@ -237,7 +238,7 @@ class Scheduler:
     def _plan_decodes(self, plan: _Plan) -> None:
         """Decodes that would fill the budget leave a share to running prefills, and take turns."""
         width, running = self._tokens_per_step, self._residents.running
-        ready = [one for one in running if one.can_decode]
+        ready = [one for one in running if one.can_decode and one.last_step != plan.step]
         to_prefill = sum(one.num_to_prefill for one in running)
         floor = min(to_prefill, max(1, plan.budget // 4))
         if len(ready) * width > plan.budget - floor:

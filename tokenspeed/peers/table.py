@@ -93,7 +93,7 @@ TABLE: Table = {
         same("--no-async-scheduling", "--disable-overlap-schedule"),
         same("--async-scheduling", "--no-disable-overlap-schedule"),
         always("--enable-chunked-prefill", "long prompts are always prefilled in chunks"),
-        always("--enable-mixed-batch --enable-mixed-chunk", "prefill and decode share a step"),
+        same("--enable-mixed-batch --enable-mixed-chunk", "--no-prefill-first"),
         only(
             "--schedule-policy",
             "fcfs",
