@@ -31,6 +31,12 @@ class ServerConfig(Settings):
         "file with more keys, one a line; read again when it changes, and on SIGHUP; after a key, "
         "max_requests=N: no more of its requests are served at once",
     )
+    admin_api_key: tuple[str, ...] = option(
+        (),
+        "key(s) of whoever runs the server: the routes that flush, abort, pause and profile take "
+        "no others then, and these open nothing else (default: any API key opens them)",
+        secret=True,
+    )
     ssl_certfile: str | None = option(
         None, "PEM file with the certificate (and those above it): HTTPS; read again on SIGHUP"
     )

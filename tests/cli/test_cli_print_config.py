@@ -30,15 +30,18 @@ QWEN = ModelFacts(stored="safetensors", dtype="bfloat16", max_model_len=4096)
 
 def test_a_listing_is_a_settings_file_without_secrets(tmp_path: Path) -> None:
     """Started with, it settles to the same."""
-    words = ["m", "--max-model-len", "4k", "--api-key", "hunter2", "--served-model-name", 'a"b']
-    resolved = resolve([*words, "--trust-remote-code"], {})
+    words = ["m", "--max-model-len", "4k", "--served-model-name", 'a"b', "--ssl-certfile", "c"]
+    names = [option.name for option in OPTIONS.values() if option.secret]
+    secrets = [word for name in names for word in (f"--{name}", "hunter2")]
+    resolved = resolve([*words, *secrets, "--trust-remote-code"], {})
     settled = settle(resolved.config, HOPPER, QWEN)
     text = "\n".join(listing(resolved, settled, None, True))
     assert "hunter2" not in text
-    assert yaml.safe_load(text).keys() == OPTIONS.keys() - {"api_key"}
+    assert all(f"# {name}: 1 not shown  # --{name}" in text for name in names)
+    assert yaml.safe_load(text).keys() == OPTIONS.keys() - set(names)
     file = tmp_path / "serve.yaml"
     file.write_text(text)
-    again = resolve(["--config", str(file), "--api-key", "hunter2"], {})
+    again = resolve(["--config", str(file), *secrets], {})
     assert again.config == settled.config
     assert settle(again.config, HOPPER, QWEN).config == settled.config
 

@@ -116,6 +116,7 @@ NON_FACTS: dict[str, Any] = {
     **{"grammar_compile_timeout_secs": 9.0, "disable_any_whitespace": True},
     **{"reasoning_parser": "qwen3", "reasoning_field": "both", "tool_call_parser": "hermes"},
     **{"host": "0.0.0.0", "port": 1, "api_key": ("k",), "drain_timeout": 1.0},
+    "admin_api_key": ("a",),
     **{"engine_startup_timeout": 9.0, "max_request_bytes": 4096, "write_timeout": 1.0},
     **{"response_store_bytes": 4096, "response_store_ttl": 9.0},
     **{"strict_fields": True, "enable_log_requests": True, "log_level": "debug"},

@@ -22,6 +22,7 @@ from tokenspeed.server.listener import join, listen, share
 
 PAGE = "https://page.example"
 LIMITED = {"authorization": "Bearer limited"}
+OPERATOR = {"authorization": "Bearer operator"}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def served(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     words += ["--max-num-seqs", "4", "--max-queued-requests", "2", "--response-store-bytes", "0"]
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text("limited max_requests=2\n")
-    words += ["--api-key-file", str(keys)]
+    words += ["--api-key-file", str(keys), "--admin-api-key", "operator"]
     tls = ssl.create_default_context(cafile=CERT)
     tls.check_hostname = False
     with serving(model, *words, tls=tls) as made:
@@ -73,6 +74,8 @@ def test_all_processes_serve_all_alike(served: Served) -> None:
         ("POST", "/v1/responses", {"input": "x", "store": True}, {}),
         ("GET", "/v1/responses/resp_1", None, {}),
         ("POST", "/flush_cache", {}, {}),
+        ("POST", "/flush_cache", {}, OPERATOR),
+        ("GET", "/v1/models", None, OPERATOR),
         ("GET", "/nothing", None, {}),
     ]
     for method, path, body, headers in asked:
@@ -123,14 +126,16 @@ def test_the_operator_reaches_all_through_any(served: Served) -> None:
     first, second = served.pids
     streams = [served.stream(pid) for pid in (first, second, second)]
     abort = "/abort_request"
-    told = served.ask(first, "POST", abort, {"rid": streams[1].id})[1]
+    for pid in (first, second):
+        assert served.ask(pid, "POST", abort, {"abort_all": True})[0] == 403, "a key of a client"
+    told = served.ask(first, "POST", abort, {"rid": streams[1].id}, **OPERATOR)[1]
     assert told == {"num_requests": 1} and '"code":"aborted"' in streams[1].rest()
-    assert served.ask(second, "POST", "/pause_generation", {})[0] == 200
+    assert served.ask(second, "POST", "/pause_generation", {}, **OPERATOR)[0] == 200
     for pid in (first, second):
         until(lambda pid=pid: served.ask(pid, "GET", "/ready")[1]["status"] == "paused")
-    assert served.ask(first, "POST", "/continue_generation", {})[0] == 200
+    assert served.ask(first, "POST", "/continue_generation", {}, **OPERATOR)[0] == 200
     until(lambda: served.ask(second, "GET", "/ready")[0] == 200)
-    told = served.ask(second, "POST", abort, {"abort_all": True})[1]
+    told = served.ask(second, "POST", abort, {"abort_all": True}, **OPERATOR)[1]
     assert told == {"num_requests": 2}
     for stream in (streams[0], streams[2]):
         assert '"code":"aborted"' in stream.rest()

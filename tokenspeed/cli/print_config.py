@@ -71,7 +71,8 @@ def listing(
 
 def _line(option: Option, value: Any, why: str) -> str:
     if option.secret and value:
-        return f"# {option.name}: {len(value)} not shown  # {why}"
+        count = len(value) if option.is_list else 1
+        return f"# {option.name}: {count} not shown  # {why}"
     shown = json.dumps(list(value) if option.is_list else value)
     return f"{option.name}: {shown}  # {why}"
 

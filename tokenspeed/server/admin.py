@@ -1,6 +1,6 @@
 """What only whoever runs the server may ask for: to drop cached prefixes, end requests, hold and go
-on, record what the engine does. A server without keys refuses all of it, since anybody could ask.
-And a route that is known from other servers, and refused with the reason.
+on, record what the engine does (`middleware.Authenticate` sees to that). And a route that is known
+from other servers, and refused with the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokenspeed.engine.messages import MAX_PROFILE_STEPS, Done
-from tokenspeed.server.errors import APIError, bad_request, not_offered
+from tokenspeed.server.errors import bad_request, not_offered
 from tokenspeed.server.protocol import RequestFields
 from tokenspeed.server.state import ServerState
 
@@ -74,40 +74,34 @@ class Held(msgspec.Struct, frozen=True):
 
 async def flush_cache(state: ServerState, request: Nothing) -> Flushed:
     """Forget all prefixes that no request uses now."""
-    _require_keys(state)
     return Flushed((await state.client.commands.ask("flush_cache")).num_pages)
 
 
 async def abort_request(state: ServerState, request: AbortRequest) -> Aborted:
     """End requests: they are answered with an error, or their streams end with one."""
-    _require_keys(state)
     return Aborted(await state.abort(None if request.abort_all else request.rid))
 
 
 async def pause(state: ServerState, request: Nothing) -> Held:
     """Stop between two steps: requests keep their place, and new ones wait."""
-    _require_keys(state)
     await state.client.commands.ask("pause")
     return Held(True)
 
 
 async def go_on(state: ServerState, request: Nothing) -> Held:
     """Go on after a pause."""
-    _require_keys(state)
     await state.client.commands.ask("continue")
     return Held(False)
 
 
 async def start_profile(state: ServerState, request: ProfileRequest) -> Profiled:
     """Record the next steps of the engine."""
-    _require_keys(state)
     num_steps = request.num_steps or PROFILE_STEPS
     return _profiled(await state.client.commands.ask("start_profile", num_steps=num_steps))
 
 
 async def stop_profile(state: ServerState, request: Nothing) -> Profiled:
     """Write what has been recorded, unless that has been done."""
-    _require_keys(state)
     return _profiled(await state.client.commands.ask("stop_profile"))
 
 
@@ -120,8 +114,3 @@ def _profiled(done: Done) -> Profiled:
 async def embeddings(state: ServerState, request: AnyFields) -> Held:
     """Refused."""
     raise not_offered("The model generates text; it makes no embeddings.")
-
-
-def _require_keys(state: ServerState) -> None:
-    if not state.keys.are_asked:
-        raise APIError(403, "This needs a server with a key (--api-key).", code="key_required")

@@ -21,11 +21,16 @@ def create_app(state: ServerState) -> ASGIApp:
     """The API of one engine, to be served or mounted."""
     server = state.config.server
     routes = [Route(path, ApiEndpoint(state, api), methods=["POST"]) for path, api in APIS.items()]
-    routes += [Route(call.path, CallEndpoint(state, call), methods=["POST"]) for call in CALLS]
+    calls = {
+        call.path: Route(call.path, CallEndpoint(state, call), methods=["POST"]) for call in CALLS
+    }
+    admin = [calls[call.path] for call in CALLS if call.is_admin]
+    routes += calls.values()
     routes += [*info_routes(state), *page_routes(state)]
     routes.append(Route(openapi.PATH, Endpoint(state, {"GET": _openapi}), methods=["GET"]))
     router = Router(routes, redirect_slashes=False, default=_no_route)
-    app = LimitHead(Authenticate(router, state.keys, state.shared.places), server.max_header_bytes)
+    checked = Authenticate(router, state.keys, state.shared.places, admin)
+    app = LimitHead(checked, server.max_header_bytes)
     return with_cors(server, OriginForm(Observe(app, state.metrics, server, routes)))
 
 

@@ -39,6 +39,8 @@ class Call(Generic[R]):
     answer: type[msgspec.Struct] | None
     """None: it is refused."""
     run: Callable[[ServerState, R], Coroutine[Any, Any, Any]]
+    is_admin: bool = False
+    """Only whoever runs the server may ask."""
 
 
 CALLS: tuple[Call[Any], ...] = (
@@ -48,6 +50,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.Nothing,
         answer=admin.Flushed,
         run=admin.flush_cache,
+        is_admin=True,
     ),
     Call(
         path="/abort_request",
@@ -55,6 +58,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.AbortRequest,
         answer=admin.Aborted,
         run=admin.abort_request,
+        is_admin=True,
     ),
     Call(
         path="/pause_generation",
@@ -62,6 +66,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.Nothing,
         answer=admin.Held,
         run=admin.pause,
+        is_admin=True,
     ),
     Call(
         path="/continue_generation",
@@ -69,6 +74,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.Nothing,
         answer=admin.Held,
         run=admin.go_on,
+        is_admin=True,
     ),
     Call(
         path="/start_profile",
@@ -76,6 +82,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.ProfileRequest,
         answer=admin.Profiled,
         run=admin.start_profile,
+        is_admin=True,
     ),
     Call(
         path="/stop_profile",
@@ -83,6 +90,7 @@ CALLS: tuple[Call[Any], ...] = (
         request=admin.Nothing,
         answer=admin.Profiled,
         run=admin.stop_profile,
+        is_admin=True,
     ),
     Call(
         path="/v1/embeddings",

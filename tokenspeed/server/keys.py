@@ -1,7 +1,8 @@
 """The API keys of a server: given one by one, or in a file that is read again when it changes.
 
 Only digests are kept. A sent key is compared with all of them, in a time that does not tell how
-much of it is right or whose it is. A key of the file may have a limit: `KEY max_requests=4`.
+much of it is right or whose it is. A key of the file may have a limit: `KEY max_requests=4`. The
+keys of whoever runs the server are others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.wording import counted
 
 MAX_KEY_FILE_BYTES = 1 << 20
@@ -38,11 +40,15 @@ class Key:
 
 class Keys:
     """Those of `given`, and those in the file at `path`: one a line, `#` begins a comment. Without
-    both, the API is open. Raises ConfigError if the file gives none.
+    both, the API is open. `admin` are the operator's. Raises ConfigError if the file gives none, or
+    a client has a key of the operator.
     """
 
-    def __init__(self, given: Sequence[str], path: str | None) -> None:
+    def __init__(self, given: Sequence[str], path: str | None, admin: Sequence[str] = ()) -> None:
         self._given = [Key(_digest(key.encode())) for key in given]
+        self._admin = [_digest(key.encode()) for key in admin]
+        if any(key.digest in self._admin for key in self._given):
+            raise ConfigError("--admin-api-key is one of --api-key too: the operator needs another")
         self._path = path
         self._seen: bytes | str = b""
         """What the last look found: the digest of the file, or why it gives no keys."""
@@ -51,12 +57,23 @@ class Keys:
         if path is not None:
             data = _read(path)
             self._seen = _digest(data)
-            self._keys = self._given + _keys_in(data, path)
+            self._keys = self._given + _keys_in(data, path, self._admin)
 
     @property
     def are_asked(self) -> bool:
         """Whether clients need one."""
         return bool(self._keys)
+
+    @property
+    def operator_has_own(self) -> bool:
+        """Whether routes of the operator need a key that no client has."""
+        return bool(self._admin)
+
+    def is_admin(self, sent: str) -> bool:
+        """Whether `sent`, a header's value as Latin-1, is a key of the operator."""
+        digest = _digest(sent.encode("latin-1"))
+        matches = [hmac.compare_digest(digest, each) for each in self._admin]
+        return any(matches)
 
     def match(self, sent: str) -> Key | None:
         """Which key `sent`, a header's value as Latin-1, is; of equal ones the last."""
@@ -79,7 +96,7 @@ class Keys:
             data = _read(self._path)
             seen = _digest(data)
             if seen != self._seen:
-                self._keys = self._given + _keys_in(data, self._path)
+                self._keys = self._given + _keys_in(data, self._path, self._admin)
                 read = counted(len(self._keys), "API key")
                 logger.info("read %s from --api-key-file", read)
         except ConfigError as error:
@@ -87,6 +104,11 @@ class Keys:
             if seen != self._seen:
                 logger.error("the API keys stay as they are: %s", error)
         self._seen = seen
+
+
+def keys_of(server: ServerConfig) -> Keys:
+    """Raises ConfigError."""
+    return Keys(server.api_key, server.api_key_file, server.admin_api_key)
 
 
 def _digest(data: bytes) -> bytes:
@@ -111,14 +133,20 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _keys_in(data: bytes, path: str) -> list[Key]:
+def _keys_in(data: bytes, path: str, admin: Sequence[bytes]) -> list[Key]:
     lines = [
         _COMMENT.sub(b"", line).strip() for line in data.removeprefix(codecs.BOM_UTF8).splitlines()
     ]
-    keys = [_key_in(number, line, path) for number, line in enumerate(lines, 1) if line]
+    keys = {number: _key_in(number, line, path) for number, line in enumerate(lines, 1) if line}
     if not keys:
         raise ConfigError(f"--api-key-file {path} has no keys: write one a line")
-    return keys
+    for number, key in keys.items():
+        if key.digest in admin:
+            raise ConfigError(
+                f"--api-key-file {path}, line {number}: this is the operator's key "
+                "(--admin-api-key); clients need others"
+            )
+    return list(keys.values())
 
 
 def _key_in(number: int, line: bytes, path: str) -> Key:

@@ -2,7 +2,8 @@
 
 Without keys the API is open. With keys, every route asks for one but those in OPEN_PATHS: probes
 and scrapers send none, nor does a browser that opens the page, and these show no more than the
-model's name and load.
+model's name and load. Routes of whoever runs the server ask for the operator's key, for any where
+the operator has none, and are refused where there are no keys at all: anybody could ask.
 """
 
 from __future__ import annotations
@@ -41,24 +42,21 @@ CLIENT_CLOSED = 499
 class Authenticate:
     """Lets requests with one of `keys` through, in one of the two headers that clients use, and of
     each key no more at once than it has `places`. A request is one, whatever it asks for, from its
-    headers to the end of its answer.
+    headers to the end of its answer. The `admin` routes are the operator's.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, places: KeyPlaces) -> None:
-        self._app, self._keys, self._places = app, keys, places
+    def __init__(
+        self, app: ASGIApp, keys: Keys, places: KeyPlaces, admin: Sequence[BaseRoute]
+    ) -> None:
+        self._app, self._keys, self._places, self._admin = app, keys, places, admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys.are_asked or _path(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or _path(scope) in OPEN_PATHS or self._is_free(scope):
             await self._app(scope, receive, send)
             return
         key = self._key(scope)
         if key is None:
-            raise APIError(
-                401,
-                "Send a valid API key as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            raise _no_key("a valid API key")
         most = key.max_requests
         if most is None:
             await self._app(scope, receive, send)
@@ -71,12 +69,47 @@ class Authenticate:
                 )
             await self._app(scope, receive, send)
 
+    def _is_free(self, scope: Scope) -> bool:
+        """Whether no client's key is needed. Raises APIError for what is the operator's alone."""
+        # As the router finds it, so that no spelling of a path comes to a route unseen.
+        if all(route.matches(scope)[0] is Match.NONE for route in self._admin):
+            return not self._keys.are_asked
+        if self._keys.operator_has_own:
+            self._require_admin(scope)
+        elif not self._keys.are_asked:
+            raise APIError(
+                403, "This needs a server with a key (--admin-api-key).", code="key_required"
+            )
+        return self._keys.operator_has_own
+
+    def _require_admin(self, scope: Scope) -> None:
+        are_admin = [self._keys.is_admin(each) for each in _sent_keys(scope)]
+        if any(are_admin):
+            return
+        if self._key(scope) is None:
+            raise _no_key("the operator's key (--admin-api-key)")
+        raise APIError(
+            403, "This needs the operator's key (--admin-api-key).", code="admin_key_required"
+        )
+
     def _key(self, scope: Scope) -> Key | None:
-        scheme, _, bearer = (header(scope, b"authorization") or "").partition(" ")
-        sent = [bearer.strip() if scheme.lower() == "bearer" else ""]
-        sent.append((header(scope, b"x-api-key") or "").strip())
-        bearer_key, other = map(self._keys.match, sent)  # both, whatever the first says
-        return bearer_key or other
+        bearer, other = map(self._keys.match, _sent_keys(scope))  # both, whatever the first says
+        return bearer or other
+
+
+def _sent_keys(scope: Scope) -> tuple[str, str]:
+    scheme, _, bearer = (header(scope, b"authorization") or "").partition(" ")
+    other = header(scope, b"x-api-key") or ""
+    return bearer.strip() if scheme.lower() == "bearer" else "", other.strip()
+
+
+def _no_key(what: str) -> APIError:
+    return APIError(
+        401,
+        f"Send {what} as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
 
 
 class LimitHead:

@@ -20,7 +20,7 @@ from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
 from tokenspeed.server.garbage import collect_rarely
-from tokenspeed.server.keys import Keys
+from tokenspeed.server.keys import keys_of
 from tokenspeed.server.listener import listen
 from tokenspeed.server.siblings import Siblings
 from tokenspeed.server.tls import tls_context
@@ -38,7 +38,7 @@ def serve(config: Config) -> int:
     """
     server = config.server
     # Files that cannot be used are found before anything is started.
-    Keys(server.api_key, server.api_key_file)
+    keys_of(server)
     tls_context(server)
     try:
         listener = listen(server.host, server.port, server.write_timeout)

@@ -29,7 +29,7 @@ from tokenspeed.server.errors import (
     shorten,
     unavailable,
 )
-from tokenspeed.server.keys import Keys
+from tokenspeed.server.keys import keys_of
 from tokenspeed.server.metrics import Metrics
 from tokenspeed.server.offload import Offload
 from tokenspeed.server.protocol import FieldWarnings
@@ -68,7 +68,7 @@ class ServerState:
         self.names = config.server.served_model_name or (config.model.model,)
         self.shared = alone(config.server) if shared is None else shared
         self.metrics = Metrics(config, self.names[0], __version__, client, self.shared)
-        self.keys = Keys(config.server.api_key, config.server.api_key_file)
+        self.keys = keys_of(config.server)
         self.offload = Offload(deadline_s=config.server.prompt_timeout)
         self.bodies = BodyRoom(_LARGE_BODIES * config.server.max_request_bytes)
         self.field_warnings = FieldWarnings()
