@@ -86,7 +86,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
     thread.join()
 
 
-def resolve(endpoint: str, home: Path, model: str, *, offline: bool = False, **options: Any) -> Any:
+def resolve(endpoint: str, home: Path, model: str, *, offline: str = "", **options: Any) -> Any:
     """resolve_model in a process of its own, since the library reads its environment once."""
     code = (
         "import json, sys\n"
@@ -102,7 +102,7 @@ def resolve(endpoint: str, home: Path, model: str, *, offline: bool = False, **o
     )
     environment = {key: v for key, v in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
+    environment |= {offline: "1"} if offline else {}
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps([model, options])],
         capture_output=True,
@@ -131,7 +131,7 @@ def test_download_takes_safe_files_only_and_serves_offline(
     assert generation == {"temperature": 0.5}
     assert not any(name in path for path in asked for name in (".bin", ".py", "onnx", "consol"))
     before = len(asked)
-    again = resolve(endpoint, tmp_path, "owner/model", offline=True)
+    again = resolve(endpoint, tmp_path, "owner/model", offline="HF_HUB_OFFLINE")
     assert (again[0], len(asked)) == (path, before)
 
 
@@ -152,7 +152,14 @@ def test_without_weights_into_a_folder_of_choice(
         ("owner/absent", {}, "no such model on the hub"),
         ("owner/gated", {}, "HF_TOKEN"),
         ("owner/model", {"revision": "v9"}, "no such revision"),
-        ("owner/model", {"offline": True}, "HF_HUB_OFFLINE"),
+        *(
+            (
+                "owner/model",
+                {"offline": name},
+                f"cache, and {name} forbids to ask the hub; unset it",
+            )
+            for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        ),
     ],
 )
 def test_failures_are_one_line(
@@ -165,4 +172,6 @@ def test_failures_are_one_line(
 
 def test_unreachable_hub_is_one_line(tmp_path: Path) -> None:
     answer = resolve("http://127.0.0.1:9", tmp_path, "owner/model")
-    assert isinstance(answer, str) and "not in the local cache" in answer
+    assert isinstance(answer, str) and "cache, and the hub cannot be reached" in answer
+    assert "check HF_ENDPOINT and the network, or give a local folder" in answer
+    assert "OFFLINE" not in answer
