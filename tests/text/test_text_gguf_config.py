@@ -143,7 +143,7 @@ def test_llama3_rule_is_recovered_from_its_factors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"general__architecture": "mamba"}, "'mamba' is not known"),
+        ({"general__architecture": "mamba"}, "family 'mamba' is not supported"),
         ({"split__count": 3}, "llama-gguf-split"),
         ({"llama__expert_count": 8}, "experts"),
         ({"llama__attention__head_count": 0}, "0 attention heads"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenspeed.models import llama, qwen2, qwen3
 from tokenspeed.models.family import Family
-from tokenspeed.text.errors import ModelError
+from tokenspeed.text.architectures import architecture_of
 
 MODELS: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -18,9 +18,4 @@ MODELS: dict[str, Family] = {
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
     """The family of a config.json, by its first known architecture. Raises ModelError."""
-    names = hf_config.get("architectures") or []
-    for name in names if isinstance(names, list) else [names]:
-        if isinstance(name, str) and name in MODELS:
-            return MODELS[name]
-    known = ", ".join(MODELS)
-    raise ModelError(f"config.json: architectures {names!r:.99} is not supported (known: {known})")
+    return MODELS[architecture_of(hf_config)]

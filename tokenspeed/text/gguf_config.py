@@ -48,7 +48,10 @@ def gguf_config(gguf: Gguf) -> dict[str, Any]:
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{gguf.path}: GGUF architecture {name!r} is not known (known: {known})")
+        raise ModelError(
+            f"{gguf.path}: the model family {name!r:.99} is not supported in GGUF files "
+            f"(supported: {known}); give a file of one of these families"
+        )
     if gguf.integer("split.count", 1) > 1:
         raise ModelError(
             f"{gguf.path}: one part of a split GGUF; join the parts with llama-gguf-split --merge"

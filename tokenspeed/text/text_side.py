@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.config import ModelConfig
+from tokenspeed.text.architectures import architecture_of
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.messages import speaks_of_calls
 from tokenspeed.text.plain_messages import PlainMessages
@@ -69,13 +70,16 @@ class TextSide:
 
 
 def load_text_side(config: ModelConfig) -> TextSide:
-    """Find and read it; blocks (a hub id is fetched). Raises ModelError in one line."""
+    """Find and read it; blocks (a hub id is fetched). Raises ModelError in one line, for a family
+    that cannot be served before anything else is read.
+    """
     source = resolve_model(
         config.model,
         revision=config.revision,
         download_dir=config.download_dir,
         need_weights=False,
     )
+    architecture_of(source.config)
     defaults = sampling_defaults(source) if config.generation_config == "auto" else {}
     family = str(source.config.get("model_type", ""))
     if config.skip_tokenizer_init:
