@@ -128,10 +128,13 @@ class SchedulerConfig(Settings):
     )
 
 
+COMPILE_TIME = "half a minute on two idle cores, up to two minutes on busy or slow ones"
+"""What compiling a model on a CPU takes; documents and logs say it in these words."""
+
 LEVELS = {
     0: "pieces run as they were captured: compiles nothing, and is the oracle of the others",
-    1: "passes and Inductor: compiled once, into the cache, which takes half a minute on two idle "
-    "cores and up to two minutes on busy or slow ones; from then on a second a start",
+    1: f"passes and Inductor: compiled once, into the cache ({COMPILE_TIME}); from then on a "
+    "second a start",
     2: "as 1, and small steps replayed as CUDA graphs: some seconds of every start, and no launch "
     "cost; needs a CUDA device",
     3: "as 2, with linear kernels measured on this GPU where -O2 goes by a table of another's: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from code_in_documents import ROOT
 
+from tokenspeed.config import COMPILE_TIME
 from tokenspeed.structured import pool
 
 DOCS = ROOT / "docs"
@@ -26,3 +27,13 @@ def test_what_is_kept_of_grammars() -> None:
     assert f"remembers the last {pool.MAX_KEPT}, of {size} of text in all" in text
     assert f"at most {pool.MAX_PROCESSES} of them" in text
     assert f"asked for no mask for {pool.KEEP_S / 60:g} minutes ends" in text
+
+
+def test_how_long_compiling_takes_is_said_in_one_way() -> None:
+    """Wherever a document says it, be it in a log that it shows."""
+    texts = {path.name: told(path.name) for path in DOCS.glob("*.md")}
+    names = {name for name, text in texts.items() if COMPILE_TIME in text}
+    assert names >= {"getting-started.md", "launching.md", "server-flags.md"}
+    for text in texts.values():
+        assert text.count("minute on two idle cores") == text.count(COMPILE_TIME)
+        assert "a minute or two" not in text

@@ -19,6 +19,7 @@ import torch
 from engine_tiny import Outcome, request, run, tiny_config, tiny_engine
 
 from tokenspeed.compile.entry import Damaged, Entry, Unloadable
+from tokenspeed.config import COMPILE_TIME
 from tokenspeed.engine import build, program
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.compile_job import Compiled, CompileFailed, CompileJob
@@ -69,6 +70,7 @@ def test_without_a_level_a_cpu_does_not_compile(
     engine = tiny_engine(tiny_model, cache_dir=str(tmp_path / "none"))
     assert EAGER in engine.ready.summary
     assert "not compiled yet, so pieces run eagerly; `tokenspeed warmup" in log()
+    assert f" compiles them for good ({COMPILE_TIME}): no entry in " in log()
     assert not (tmp_path / "none").exists()
 
 

@@ -35,7 +35,7 @@ from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.compile.warm import import_inductor, load_program
-from tokenspeed.config import CompileConfig, Config
+from tokenspeed.config import COMPILE_TIME, CompileConfig, Config
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel
@@ -202,8 +202,8 @@ class _Compiled:
             name = config.model.model
             logger.info(
                 "not compiled yet, so pieces run eagerly; `tokenspeed warmup %s` compiles them for "
-                "good, in a minute or two: %s",
-                *(name, found.reason),
+                "good (%s): %s",
+                *(name, COMPILE_TIME, found.reason),
             )
             return
         if chooses_linear(target):
