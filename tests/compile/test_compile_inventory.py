@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from compile_entries import FACTS, PIECE, fill, found, missed
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kernel_cases import ENVIRONMENT, KEY, all_kinds, triton_kernel
 from test_compile_key import BASE
 
@@ -127,6 +129,22 @@ def test_limits_keep_the_youngest() -> None:
     assert (gone(max_age_s=1000), gone(max_age_s=50), gone(max_age_s=1)) == ("", "b", "ba")
     assert (gone(max_bytes=20), gone(max_bytes=19), gone(max_bytes=0)) == ("", "b", "ba")
     assert gone(max_age_s=50, max_bytes=10) == "b"
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), max_size=6),
+    max_bytes=st.integers(0, 12),
+)
+@example(sizes=[3, 1], max_bytes=2)
+def test_what_is_longest_unused_goes_first(sizes: list[int], max_bytes: int) -> None:
+    """Of entries, the one used last first, a beginning stays: the longest that is small enough."""
+    now = time.time()
+    entries = [Item(Path(str(age)), size, now - age, None, None) for age, size in enumerate(sizes)]
+    gone = beyond(entries, Limits(max_bytes=max_bytes))
+    num_kept = len(entries) - len(gone)
+    assert gone == entries[num_kept:][::-1]
+    assert sum(sizes[:num_kept]) <= max_bytes
+    assert not gone or sum(sizes[: num_kept + 1]) > max_bytes
 
 
 def test_what_a_start_took_is_young_again(cache: CompileCache) -> None:

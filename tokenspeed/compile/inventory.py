@@ -93,7 +93,7 @@ def verified_kernels(cache: CompileCache) -> list[KernelSet]:
 @dataclass(frozen=True)
 class Limits:
     """What `prune` keeps: entries used within `max_age_s`, and of those used last as many as have
-    `max_bytes` together. None is no limit.
+    `max_bytes` together: none, if the last alone has more. None is no limit.
     """
 
     max_age_s: float | None = None
@@ -109,7 +109,6 @@ def beyond(entries: Iterable[Item | KernelSet], limits: Limits) -> list[Item | K
         is_too_much = limits.max_bytes is not None and total > limits.max_bytes
         if is_old or is_too_much:
             doomed.append(item)
-            total -= item.bytes
     return doomed[::-1]
 
 
