@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_entries import FACTS, fill, found, missed
+from compile_entries import FACTS, PIECE, fill, found, missed
 
 from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile.cache import MAX_ENTRIES, CompileCache, cache_root
@@ -48,6 +48,19 @@ def test_old_leftovers_are_swept(cache: CompileCache, stored: Entry) -> None:
         cache.store(OTHER, "m", fill)
         hidden = {path.name for path in stored.folder.parent.glob(".*")}
         assert hidden == {".aside-young", ".4567.lock", ".89ab.lock"}
+
+
+def test_a_damaged_entry_is_kept_for_a_day(cache: CompileCache, stored: Entry) -> None:
+    """However old it was when it was set aside."""
+    old = time.time() - 2 * cache_module._STALE_S
+    (stored.folder / PIECE).unlink()
+    os.utime(stored.folder, (old, old))
+    missed(cache)
+    cache.sweep()
+    (aside,) = stored.folder.parent.glob(".aside-*")
+    os.utime(aside, (old, old))
+    cache.sweep()
+    assert not aside.exists()
 
 
 def test_a_folder_that_is_read_is_not_swept(cache: CompileCache, stored: Entry) -> None:

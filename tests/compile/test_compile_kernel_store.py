@@ -36,6 +36,7 @@ from tokenspeed.compile.kernel_store import (
     kernel_folders,
     read_kernel,
     remove_folder,
+    set_aside,
     store_kernel,
     thin,
 )
@@ -201,6 +202,20 @@ def test_those_made_last_stay(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     thin(place)
     assert [at.name for at in kernel_folders(place)] == keys[2:]
     assert {at.name for at in place.glob(".*")} == {".keep-new"}
+
+
+def test_what_is_set_aside_is_kept_for_a_day(root: Path) -> None:
+    """However old it was."""
+    store_kernel(root, triton_kernel())
+    folder = root / triton_kernel().place
+    old = time.time() - 100_000
+    os.utime(folder, (old, old))
+    aside = set_aside(folder)
+    thin(folder.parent)
+    assert aside is not None and aside.exists()
+    os.utime(aside, (old, old))
+    thin(folder.parent)
+    assert not aside.exists()
 
 
 def test_what_is_removed_is_gone(root: Path) -> None:

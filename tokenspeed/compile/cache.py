@@ -204,6 +204,7 @@ class CompileCache:
         logger.warning("compile cache: %s is set aside: %s", folder.name, reason)
         aside = self._folder / f".aside-{folder.name}-{time.time_ns():x}"
         with contextlib.suppress(OSError):
+            os.utime(folder, follow_symlinks=False)  # the day begins now: sweep goes by this time
             os.rename(folder, aside)
 
     def _create(self) -> None:

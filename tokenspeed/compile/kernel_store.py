@@ -198,6 +198,7 @@ def set_aside(folder: Path) -> Path | None:
     """Move a folder out of the way in one step: where it went, or None if it cannot be moved."""
     aside = folder.with_name(f".aside-{folder.name}-{time.time_ns():x}")
     try:
+        os.utime(folder, follow_symlinks=False)  # it is kept for a day from now on
         os.rename(folder, aside)
     except OSError:
         return None
