@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from tokenspeed.kernels import native
-from tokenspeed.kernels.linear import kernels
 from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.linear_cpu_choices import kernels
+from tokenspeed.kernels.linear_cpu_tuning import Shape, facts, tune
 from tokenspeed.kernels.native import BuildError
-from tokenspeed.kernels.tuning import Shape, facts, tune
 
 LAYERS = 30
 SHAPES: dict[str, Shape] = {

@@ -31,25 +31,24 @@ from torch import Tensor
 
 from tokenspeed.kernels import gemv, linear_tiles, skinny
 from tokenspeed.kernels import rms_norm as norms
-from tokenspeed.kernels.linear_tiles import Site, Tile
-from tokenspeed.kernels.rms_norm import add_rms_norm
-from tokenspeed.kernels.silu_mul import silu_mul
-from tokenspeed.kernels.small_linear import (
+from tokenspeed.kernels.linear import (
     by_library,
     launch,
+    linear,
     linear_add,
     norm_gate_up,
     norm_linear,
-    small_linear,
 )
-from tokenspeed.kernels.small_linear_tuning import (
+from tokenspeed.kernels.linear_tiles import Site, Tile, Way
+from tokenspeed.kernels.linear_tuning import (
     TOKENS,
-    Way,
     made_up_weights,
     make_call,
     microseconds,
     tune,
 )
+from tokenspeed.kernels.rms_norm import add_rms_norm
+from tokenspeed.kernels.silu_mul import silu_mul
 from tokenspeed.passes.rewrite import TokenRange
 
 WEIGHT_BYTES = 256 << 20
@@ -75,8 +74,8 @@ class Model:
             for shape in shapes:
                 yield Site(kind, *shape, DTYPE), TokenRange(1, FEW_TOKENS)
         for shape in (qkv, o, gate_up, down):
-            yield Site("small_linear", *shape, DTYPE), TokenRange(FEW_TOKENS + 1)
-        yield Site("small_linear", self.vocab, self.hidden, DTYPE), TokenRange(1, HEAD_TOKENS)
+            yield Site("linear", *shape, DTYPE), TokenRange(FEW_TOKENS + 1)
+        yield Site("linear", self.vocab, self.hidden, DTYPE), TokenRange(1, HEAD_TOKENS)
 
 
 MODELS = {
@@ -115,7 +114,7 @@ def check(site: Site, w: Tensor, table: linear_tiles.TileTable) -> list[dict[str
         for num_tokens in {last, max(1, last - 1)}:
             call = make_call(site, w, num_tokens)
             want = exact(call)
-            ours, again = launch(call, choice.tile), launch(call, choice.tile)
+            ours, again = launch(call, choice.way), launch(call, choice.way)
             errors = {
                 "ours": relative_error(ours, want),
                 "library": relative_error(by_library(call), want),
@@ -147,10 +146,10 @@ def unfused_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, T
 
 def chosen_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     o, gate_up, down, qkv, norm, next_norm = layer
-    normed, h = add_rms_norm(small_linear(attention, o), x, norm, EPS)
-    inner = silu_mul(small_linear(normed, gate_up))
-    normed, h = add_rms_norm(small_linear(inner, down), h, next_norm, EPS)
-    return h, small_linear(normed, qkv)
+    normed, h = add_rms_norm(linear(attention, o), x, norm, EPS)
+    inner = silu_mul(linear(normed, gate_up))
+    normed, h = add_rms_norm(linear(inner, down), h, next_norm, EPS)
+    return h, linear(normed, qkv)
 
 
 def layer_times(model: Model, num_tokens: int, layers: list[Layer]) -> dict[str, float]:
@@ -246,7 +245,7 @@ def main() -> None:
                 {site: weights},
                 machine,
                 tokens,
-                lambda site, n, tile, us: times.setdefault((site, n), {}).update({tile: us}),
+                lambda site, n, way, us: times.setdefault((site, n), {}).update({way: us}),
             )
             result["errors"] += check(site, weights[0], table)
             tables += table.entries

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.kernels import sample_rows, score_rows
+from tokenspeed.kernels.linear_tuning import microseconds
 from tokenspeed.kernels.sample_rows import RowParams
-from tokenspeed.kernels.small_linear_tuning import microseconds
 
 try:
     import flashinfer

@@ -278,7 +278,7 @@ def test_an_entry_is_finished_by_READY(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("machine.threads", ", set by OMP_NUM_THREADS"),
         ("compile.dtype", ", set by --dtype"),
-        ("sources.kernels/tuning.py", ", set by the version of TokenSpeed"),
+        ("sources.kernels/linear_cpu_tuning.py", ", set by the version of TokenSpeed"),
         ("compile.passes.all.07 rope", ", set by --disable-pass"),
         ("machine.instructions", ""),
     ],

@@ -115,7 +115,7 @@ def test_inductor_runs_the_manager_and_keys_by_its_uuid() -> None:
     manager = pass_manager(Stage.PIECE, dtype=torch.float32, device="cpu")
     graph_pass = InductorPass(manager)
     graph_pass(fx.symbolic_trace(nn.Identity()).graph)
-    assert [report.name for report in manager.reports][-1] == "inline"
+    assert [report.name for report in manager.reports][-1] == "weight_layout"
     assert graph_pass.uuid() == manager.uuid()
 
 

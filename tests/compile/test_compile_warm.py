@@ -25,7 +25,7 @@ from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import CALLS, Damaged, Entry, Unloadable, read_entry
 from tokenspeed.compile.plan import decode
 from tokenspeed.compile.runner import Executable
-from tokenspeed.kernels import linear
+from tokenspeed.kernels import linear_cpu_choices
 from tokenspeed.models import family_of
 from tokenspeed.text.source import resolve_model
 
@@ -58,7 +58,7 @@ def outputs(run: Executable, size: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(autouse=True)
 def kernels_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process where no engine has measured linear layers."""
-    monkeypatch.setattr(linear, "_choices", {})
+    monkeypatch.setattr(linear_cpu_choices, "_choices", {})
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from tokenspeed.engine import linear_tables, program
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import resolve_served
 from tokenspeed.engine.program import target_of
-from tokenspeed.kernels import linear
+from tokenspeed.kernels import linear_cpu_choices
+from tokenspeed.kernels.linear import linear
 from tokenspeed.kernels.linear_cpu import Linear
 from tokenspeed.kernels.native import Native
 
@@ -48,7 +49,7 @@ class Starts:
         self.reports: list[tuple[str, str]] = []
 
     def start(self, rows: Linear | None, *, are_real: bool = True, **weights: Any) -> None:
-        linear.uninstall()
+        linear_cpu_choices.uninstall()
         native = None if rows is None else cast(Native, SimpleNamespace(rows=rows))
         kernels = LinearKernels(native, self.entry)
         parameters = weights.get("parameters", self.weights)
@@ -62,7 +63,7 @@ class Starts:
 @pytest.fixture(autouse=True)
 def without_choices() -> Iterator[None]:
     yield
-    linear.uninstall()
+    linear_cpu_choices.uninstall()
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_the_kept_table_chooses(starts: Starts) -> None:
     rows = Rows()
     starts.start(rows)
     for num_tokens, calls in [(1, 1), (4, 2), (5, 2)]:
-        linear.linear(torch.randn(num_tokens, SHAPE[1]), starts.weights[0])
+        linear(torch.randn(num_tokens, SHAPE[1]), starts.weights[0])
         assert rows.num_calls == calls
     assert starts.num_measured == 1
 
@@ -164,7 +165,7 @@ def test_where_measuring_is_not_worth_it_a_table_is_assumed(
     def assert_assumed(reason: str, **options: Any) -> None:
         rows = Rows()
         starts.start(rows, **options)
-        linear.linear(torch.randn(8, SHAPE[1]), starts.weights[0])
+        linear(torch.randn(8, SHAPE[1]), starts.weights[0])
         assert rows.num_calls == 1
         assert reason in log()
 
@@ -192,11 +193,11 @@ def test_a_folder_that_goes_away_costs_the_table_only(
 
 def choices_of(folder: str, cache: Path, **options: Any) -> dict[torch.Size, Any]:
     """What `linear` chooses from after a start, and that the engine then runs."""
-    linear.uninstall()
+    linear_cpu_choices.uninstall()
     engine = tiny_engine(folder, cache_dir=str(cache), **options)
     outcome = run(engine, [request("a", [1, 2, 3])])["a"]
     assert outcome.finish_reason == "stop" or len(outcome.token_ids) == 12
-    return dict(linear._choices)
+    return dict(linear_cpu_choices._choices)
 
 
 def test_an_engine_from_the_cache_chooses_for_its_layers(tiny_model: str, tiny_cache: Path) -> None:

@@ -14,12 +14,15 @@ from tokenspeed.compile.entry import GRAPHS, Contents, Entry
 from tokenspeed.compile.graphs import Graphs, Op, PieceGraphs, encode
 from tokenspeed.engine.tile_tables import TileKernels, sites_of
 from tokenspeed.kernels import linear_tiles
-from tokenspeed.kernels.linear_tiles import Choice, Site, Tile, TileTable, tile_for
-from tokenspeed.kernels.small_linear_tuning import made_up_weights
+from tokenspeed.kernels.linear_tiles import Choice, Site, Tile, TileTable, way_for
+from tokenspeed.kernels.linear_tuning import made_up_weights
 
 MACHINE = "a GPU, torch 2"
 BEST = Tile("gemv", rows=2, warps=4, size=512)
 BF16 = torch.bfloat16
+OLD = b"""{"machine": "a GPU, torch 2", "entries": [{"kind": "linear_add", "num_rows": 64,
+    "size": 64, "dtype": "bfloat16", "choices": [{"max_tokens": 1, "tile": null}]}]}"""
+"""As earlier versions kept it."""
 
 
 def piece(rows: int) -> PieceGraphs:
@@ -98,14 +101,14 @@ def test_each_layer_is_measured_once_and_the_table_is_kept(
 ) -> None:
     caplog.set_level(logging.INFO, logger="tokenspeed")
     site = next(iter(LAYERS))
-    before = tile_for(site.kind, site.num_rows, site.size, BF16, 8)
+    before = way_for(site.kind, site.num_rows, site.size, BF16, 8)
     asked = start(entry).asked
     assert asked == {key: COUNTS[last] for key, last in LAYERS.items()}
     assert "layers measured in" in caplog.text and "kept with the compile cache" in caplog.text
-    assert before != tile_for(site.kind, site.num_rows, site.size, BF16, 8) == BEST
+    assert before != way_for(site.kind, site.num_rows, site.size, BF16, 8) == BEST
     linear_tiles.uninstall()
     assert start(entry).asked == {}, "the next start reads what was kept"
-    assert tile_for(site.kind, site.num_rows, site.size, BF16, 8) == BEST
+    assert way_for(site.kind, site.num_rows, site.size, BF16, 8) == BEST
 
 
 @pytest.mark.parametrize(
@@ -115,8 +118,9 @@ def test_each_layer_is_measured_once_and_the_table_is_kept(
         (MACHINE, b"{", "Input data was truncated"),
         (MACHINE, b"[" * 100_000, "ignored"),
         (MACHINE, TileTable(MACHINE, ()).to_json(), "it lacks 4 of 4 layers"),
+        (MACHINE, OLD, "missing required field `way`"),
     ],
-    ids=["machine", "damage", "depth", "layers"],
+    ids=["machine", "damage", "depth", "layers", "format"],
 )
 def test_a_table_that_does_not_fit_is_measured_anew(
     entry: Entry, machine: str, data: bytes | None, why: str, caplog: pytest.LogCaptureFixture

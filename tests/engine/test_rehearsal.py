@@ -21,7 +21,7 @@ from tokenspeed.config import Config
 from tokenspeed.engine import linear_tables, rehearsal, rehearsal_process, warmup
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.rehearsal import Rehearsal, RehearsalFailed, Rehearsed, rehearse
-from tokenspeed.kernels import linear
+from tokenspeed.kernels import linear_cpu_choices
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     monkeypatch.setattr(linear_tables, "_BUDGET_S", 0.01)
     monkeypatch.setattr(ledger, "_counts", {})
     yield lambda: sum(each.count for each in ledger.totals() if each.kind == "tuning")
-    linear.uninstall()
+    linear_cpu_choices.uninstall()
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from tokenspeed.kernels import (
 )
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.linear import launch, reference
 from tokenspeed.kernels.linear_tiles import Site, Tile
-from tokenspeed.kernels.small_linear import launch, reference
-from tokenspeed.kernels.small_linear_tuning import make_call
+from tokenspeed.kernels.linear_tuning import make_call
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 F16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
@@ -212,7 +212,7 @@ CASES: dict[str, Check] = {
     "paged_decode, window": lambda: compare_attention(WINDOW, decode),
     "paged_prefill": lambda: compare_attention(CHUNKS, prefill),
     "paged_prefill, window and sinks": lambda: compare_attention(CHUNKS_OF_WINDOW, prefill),
-    "gemv": linear("small_linear", 1, PARTS),
+    "gemv": linear("linear", 1, PARTS),
     "gemv, norm": linear("norm_linear", 3, WHOLE),
     "gemv, add": linear("linear_add", 3, PARTS),
     "gemv, norm and gate": linear("norm_gate_up", 1, WHOLE),

@@ -1,4 +1,4 @@
-"""Kernels of small linear layers on a GPU, at real sizes: right, repeatable, alike in a graph, and
+"""Kernels of linear layers on a GPU, at real sizes: right, repeatable, alike in a graph, and
 when they begin before the kernel in front has ended.
 """
 
@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenspeed.kernels import cublas_lt
-from tokenspeed.kernels.linear_parts import LinearCall
-from tokenspeed.kernels.linear_tiles import Algorithm, Site, Tile
-from tokenspeed.kernels.small_linear import (
+from tokenspeed.kernels.linear import (
     by_library,
     launch,
     linear_add,
     norm_gate_up,
     norm_linear,
 )
-from tokenspeed.kernels.small_linear_tuning import candidates, make_call
+from tokenspeed.kernels.linear_parts import LinearCall
+from tokenspeed.kernels.linear_tiles import Algorithm, Site, Tile
+from tokenspeed.kernels.linear_tuning import candidates, make_call
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ SITES = [
     Site("linear_add", 1024, 3072, "bfloat16"),
     Site("norm_gate_up", 6144, 1024, "bfloat16"),
     Site("linear_add", 4096, 12288, "float16"),
-    Site("small_linear", 151937, 1000, "bfloat16"),
+    Site("linear", 151937, 1000, "bfloat16"),
     Site("norm_linear", 6144, 4096, "float32"),
 ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.compile.calls import NAMES, Call, Calls, Ref, decode, encode, load
-from tokenspeed.kernels import greedy_step, small_linear
+from tokenspeed.kernels import greedy_step, linear
 from tokenspeed.kernels import qk_norm_rope as rope_kernels
 from tokenspeed.kernels import rms_norm as norm_kernels
 from tokenspeed.kernels import rope_angles as angle_kernels
@@ -142,10 +142,10 @@ OPERANDS: dict[object, tuple[object, ...]] = {
     rope_kernels.qk_norm_rope: (HEADS, WEIGHT, ANGLES, ANGLES, 1e-5),
     angle_kernels.rope_angles: (torch.arange(3), WEIGHT, 1.0),
     gate_kernels.silu_mul: (X,),
-    small_linear.norm_linear: (X, WEIGHT, W, None, 1e-5),
-    small_linear.linear_add: (X, W[:16], X),
-    small_linear.norm_gate_up: (X, WEIGHT, W, 1e-5),
-    small_linear.small_linear: (X, W),
+    linear.norm_linear: (X, WEIGHT, W, None, 1e-5),
+    linear.linear_add: (X, W[:16], X),
+    linear.norm_gate_up: (X, WEIGHT, W, 1e-5),
+    linear.linear: (X, W),
 }
 
 

@@ -1,5 +1,5 @@
-"""Kernels of small linear layers against their references, in Triton's interpreter: run by
-test_kernels_small_linear.py in a process of its own, with TRITON_INTERPRET=1.
+"""Kernels of linear layers against their references, in Triton's interpreter: run by
+test_kernels_linear.py in a process of its own, with TRITON_INTERPRET=1.
 
 Its matrix product takes bfloat16 for integers, so that dtype is for `gemv` alone.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed.kernels import skinny
+from tokenspeed.kernels.linear import launch, reference
 from tokenspeed.kernels.linear_parts import LinearCall
 from tokenspeed.kernels.linear_tiles import Tile
-from tokenspeed.kernels.small_linear import launch, reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0")
 """From the interpreter's loops."""
@@ -27,7 +27,7 @@ SKINNY = Tile("skinny", rows=16, warps=1, size=16, tokens=16)
 SPLIT = Tile("skinny", rows=16, warps=1, size=16, tokens=16, splits=3)
 SKINNIES = pytest.mark.parametrize("tile", [SKINNY, SPLIT], ids=["skinny", "split"])
 SIZES = pytest.mark.parametrize(("num_rows", "size"), [(16, 64), (19, 37)])
-OPS = ["small_linear", "bias", "norm_linear", "linear_add", "norm_gate_up"]
+OPS = ["linear", "bias", "norm_linear", "linear_add", "norm_gate_up"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2**-5}
 
 
@@ -94,7 +94,7 @@ def test_counts_of_arrivals_go_back_to_zero() -> None:
 
 
 def test_more_splits_than_columns() -> None:
-    assert_right(call_of("small_linear", 2, 16, 32, torch.float32), replace_splits(64))
+    assert_right(call_of("linear", 2, 16, 32, torch.float32), replace_splits(64))
 
 
 def replace_splits(splits: int) -> Tile:

@@ -1,155 +1,189 @@
-"""The `linear` op: its kernels agree, a token's result is its own, and tables choose."""
+"""Linear layers: kernels in Triton's interpreter, ops' schemas, and the table of tiles."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokenspeed.kernels import native, tuning
-from tokenspeed.kernels.linear import install, kernels, linear, onednn, uninstall
-from tokenspeed.kernels.linear_cpu import Linear
-from tokenspeed.kernels.native import BuildError
-from tokenspeed.kernels.tuning import LinearChoice, LinearEntry, LinearTable
+from tokenspeed.kernels import cublas_lt, linear_tiles
+from tokenspeed.kernels.linear import (
+    launch,
+    linear,
+    linear_add,
+    norm_gate_up,
+    norm_linear,
+    reference,
+)
+from tokenspeed.kernels.linear_parts import LinearCall
+from tokenspeed.kernels.linear_tiles import Algorithm, Choice, Entry, Tile, TileTable, way_for
+
+BF16 = torch.bfloat16
+ALGORITHM = Algorithm("0123456789abcdef" * 8, 130100)
+GEMV = Tile("gemv", rows=2, warps=4, size=1024)
+SKINNY = Tile("skinny", rows=64, warps=4, size=128)
+ENTRY = Entry(
+    "linear_add", 48, 40, "bfloat16", (Choice(1, GEMV), Choice(4, None), Choice(8, SKINNY))
+)
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Linear:
-    target = tmp_path_factory.mktemp("kernel") / "native.so"
-    try:
-        native.build(target)
-    except BuildError as error:
-        pytest.skip(f"hardware: {error}")
-    assert [path.name for path in target.parent.iterdir()] == ["native.so"]
-    return native.load(target).rows
+def test_kernels_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    cases = Path(__file__).with_name("interpreted_linear.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+def test_schemas_and_fakes(dtype: torch.dtype, num_tokens: int) -> None:
+    x, norm, bias = (torch.randn(s).to(dtype) for s in ((num_tokens, 8), (8,), (12,)))
+    w, residual = torch.randn(12, 8).to(dtype), torch.randn(num_tokens, 12).to(dtype)
+    for op, args in (
+        (norm_linear, (x, norm, w, bias, 1e-6)),
+        (norm_linear, (x, norm, w, None, 1e-6)),
+        (linear_add, (x, w, residual)),
+        (linear_add, (x, w, residual, bias)),
+        (norm_gate_up, (x, norm, w, 1e-6)),
+        (linear, (x, w, bias)),
+    ):
+        torch.library.opcheck(op, args)
+
+
+def test_one_reference_speaks_for_all() -> None:
+    x, norm, w, residual = (torch.randn(s) for s in ((3, 8), (8,), (12, 8), (3, 12)))
+    for call, want in (
+        (LinearCall(x, w, norm=norm, eps=0.1), norm_linear(x, norm, w, None, 0.1)),
+        (LinearCall(x, w, residual=residual), linear_add(x, w, residual)),
+        (LinearCall(x, w, norm=norm, eps=0.1, gate=True), norm_gate_up(x, norm, w, 0.1)),
+        (LinearCall(x, w), linear(x, w)),
+    ):
+        assert torch.equal(reference(call), want)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 5)), "op: "),
+        (LinearCall(torch.ones(2, 4), torch.ones(4, 3).t()), "strides"),
+        (LinearCall(torch.ones(4, 2).t(), torch.ones(3, 4)), "rows must lie dense"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), gate=True), "op: "),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), norm=torch.ones(3)), "norm"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4), residual=torch.ones(1, 3)), "residual"),
+        (LinearCall(torch.ones(2, 4), torch.ones(3, 4).half()), "float16"),
+    ],
+)
+def test_operands_that_kernels_would_misread_are_refused(call: LinearCall, problem: str) -> None:
+    with pytest.raises(AssertionError, match=problem):
+        call.check("op")
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def installed() -> Iterator[None]:
+    linear_tiles.install([ENTRY])
     yield
-    uninstall()
+    linear_tiles.uninstall()
 
 
-def operands(num_tokens: int, num_rows: int = 92, size: int = 48) -> tuple[Tensor, Tensor, Tensor]:
-    torch.manual_seed(num_tokens)
-    return torch.randn(num_tokens, size), torch.randn(num_rows, size), torch.randn(num_rows)
+def test_a_table_chooses_by_token_count(installed: None) -> None:
+    chosen = [way_for("linear_add", 48, 40, BF16, n) for n in (1, 2, 4, 5, 8, 9)]
+    assert chosen == [GEMV, None, None, SKINNY, SKINNY, None]
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 5, 7, 8, 33])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_rows_is_a_linear_layer(rows: Linear, num_tokens: int, with_bias: bool) -> None:
-    x, w, bias = operands(num_tokens)
-    expected = (x.double() @ w.double().t() + (bias.double() if with_bias else 0.0)).float()
-    found = rows(x, w, bias if with_bias else None)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+def test_the_first_table_of_a_process_stays(installed: None) -> None:
+    linear_tiles.install([msgspec.structs.replace(ENTRY, choices=())])
+    assert way_for("linear_add", 48, 40, BF16, 1) == GEMV
 
 
-def test_a_token_is_the_same_in_every_batch(rows: Linear) -> None:
-    x, w, bias = operands(11)
-    alone = torch.cat([rows(x[i : i + 1], w, bias) for i in range(len(x))])
-    for first, last in [(0, 11), (0, 8), (3, 10), (5, 7)]:
-        assert torch.equal(rows(x[first:last], w, bias), alone[first:last])
+def test_shapes_that_nobody_measured() -> None:
+    """One token has a kernel, if its shape is one that the kernel takes; more have the library."""
+    for size in (64, 1024, 4096, 12288):
+        tile = way_for("linear_add", 48, size, torch.float16, 1)
+        assert tile is not None and tile.kernel == "gemv" and tile.problem() is None
+        assert way_for("linear_add", 48, size, torch.float16, 2) is None
+    assert way_for("norm_linear", 48, 12288, torch.float16, 1) is None
 
 
-def test_rows_leaves_to_torch_what_it_is_not_made_for(rows: Linear) -> None:
-    x, w, bias = operands(3)
-    wide = torch.randn(92, 96)
-    strange = [
-        (x.double(), w.double(), None),
-        (x.bfloat16(), w.bfloat16(), None),
-        (x, w[:91], None),  # rows not by four
-        (x[:, :47].contiguous(), w[:, :47].contiguous(), None),  # size not by a vector
-        (x, wide[:, ::2], None),
-        (x.t().contiguous().t(), w, None),
-        (x, w, torch.randn(184)[::2]),
-    ]
-    for case in strange:
-        assert torch.equal(rows(*case), F.linear(*case))
-    assert torch.equal(rows(x, w, bias), rows(x, w, None) + bias)
+def test_the_default_table_is_one() -> None:
+    table = linear_tiles.default_table()
+    assert "H200" in table.machine
+    sites = [entry.site for entry in table.entries]
+    assert len(sites) == len(set(sites)) and sites
+    for entry in table.entries:
+        for choice in entry.choices:
+            assert way_for(*entry.site[:3], getattr(torch, entry.dtype), choice.max_tokens) == (
+                choice.way
+            )
 
 
-def test_rows_reads_no_further_than_its_operands(rows: Linear) -> None:
-    # NaN behind each operand would show in the sums.
-    x, w, bias = operands(5)
-    guarded = []
-    for each in (x, w, bias):
-        room = torch.full((each.numel() + 64,), float("nan"))
-        room[: each.numel()] = each.flatten()
-        guarded.append(room[: each.numel()].view_as(each))
-    assert torch.equal(rows(*guarded), rows(x, w, bias))
+def test_a_table_through_json() -> None:
+    choices = (*ENTRY.choices, Choice(1 << 16, ALGORITHM))
+    table = TileTable("a machine", (msgspec.structs.replace(ENTRY, choices=choices),))
+    assert TileTable.from_json(table.to_json()) == table
 
 
-def test_onednn_agrees() -> None:
-    x, w, bias = operands(6)
-    torch.testing.assert_close(onednn(x, w, bias), F.linear(x, w, bias), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"choices": (Choice(4, None), Choice(4, GEMV))}, "do not ascend"),
+        ({"choices": (Choice(0, None),)}, "do not ascend"),
+        ({"num_rows": 0}, "a weight of 0 x 40"),
+        ({"choices": (Choice(1, Tile("gemv", 3, 4, 64)),)}, "rows is 3"),
+        ({"choices": (Choice(1, Tile("gemv", 1, 64, 64)),)}, "warps is 64"),
+        ({"choices": (Choice(1, Tile("skinny", 8, 4, 64)),)}, "at least 16"),
+        ({"choices": (Choice(1, Tile("skinny", 16, 4, 64, splits=0)),)}, "0 splits"),
+        ({"choices": (Choice(1, Tile("gemv", 1, 4, 64, repeats=1 << 20)),)}, "repeats"),
+        ({"choices": (Choice(1, Algorithm("00" * 63, 1)),)}, "64 bytes"),
+        ({"choices": (Choice(1, Algorithm("0g" * 64, 1)),)}, "64 bytes"),
+    ],
+)
+def test_a_table_that_no_kernel_could_follow(changes: dict[str, object], problem: str) -> None:
+    bad = TileTable("a machine", (msgspec.structs.replace(ENTRY, **changes),))
+    with pytest.raises(ValueError, match=problem):
+        TileTable.from_json(bad.to_json())
 
 
-def test_fake_gives_the_shape_and_refuses_what_does_not_fit() -> None:
-    with FakeTensorMode():
-        x, w = torch.empty(5, 48), torch.empty(92, 48)
-        assert linear(x, w).shape == (5, 92)
-        for wrong in [(x[:, :8], w), (x, w, torch.empty(5)), (x, w.double()), (x[0], w)]:
-            with pytest.raises(AssertionError):
-                linear(*wrong)
+def test_where_kernels_change_that_are_compiled() -> None:
+    """What the library does is there already."""
+    ways = (GEMV, None, ALGORITHM, SKINNY, None, ALGORITHM)
+    choices = tuple(Choice(1 << at, way) for at, way in enumerate(ways))
+    linear_tiles.install([msgspec.structs.replace(ENTRY, num_rows=99, choices=choices)])
+    try:
+        before = linear_tiles.token_limits()
+        way_for("linear_add", 99, 40, BF16, 1)
+        assert linear_tiles.token_limits() - before <= {1, 4, 8}
+        assert {1, 4, 8} <= linear_tiles.token_limits()
+    finally:
+        linear_tiles.uninstall()
 
 
-def test_the_op_without_a_table_is_torch() -> None:
-    x, w, bias = operands(9)
-    assert torch.equal(linear(x, w, bias), F.linear(x, w, bias))
+def test_an_algorithm_of_another_library() -> None:
+    """Here there is none at all: the product is torch's, and the sum is there."""
+    x, w, residual = torch.randn(3, 8), torch.randn(5, 8), torch.randn(3, 5)
+    got = launch(LinearCall(x, w, residual=residual), ALGORITHM)
+    torch.testing.assert_close(got, residual + x @ w.t())
+    assert cublas_lt.proposals(x, w) == []
 
 
-@pytest.mark.usefixtures("restored")
-def test_a_table_chooses_by_shape_and_tokens() -> None:
-    called: list[str] = []
-
-    def named(name: str) -> Linear:
-        def kernel(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-            called.append(name)
-            return F.linear(x, w, bias)
-
-        return kernel
-
-    entry = LinearEntry(92, 48, (LinearChoice(2, "rows"), LinearChoice(8, "onednn")))
-    install(LinearTable({}, (entry,)), {"rows": named("rows"), "onednn": named("onednn")})
-    for num_tokens in (1, 2, 3, 8, 9):
-        x, w, bias = operands(num_tokens)
-        assert torch.equal(linear(x, w, bias), F.linear(x, w, bias))
-    assert called == ["rows", "rows", "onednn", "onednn"]
-    x, w, bias = operands(1, num_rows=96)
-    linear(x, w, bias)
-    assert len(called) == 4, "another shape has no entry"
-    uninstall()
-    install(LinearTable({}, (entry,)), {})
-    x, w, bias = operands(1)
-    assert torch.equal(linear(x, w, bias), F.linear(x, w, bias)), "a kernel that was not built"
+def test_a_table_of_an_older_format() -> None:
+    text = TileTable("a machine", (ENTRY,)).to_json().replace(b'"way"', b'"tile"')
+    with pytest.raises(ValueError, match="missing required field `way`"):
+        TileTable.from_json(text)
 
 
-@pytest.mark.usefixtures("restored")
-def test_tables_of_several_models_are_joined_and_the_first_stays() -> None:
-    def constant(value: float) -> Linear:
-        return lambda x, w, bias: x.new_full((x.shape[0], w.shape[0]), value)
-
-    def table(*shapes: tuple[int, int]) -> LinearTable:
-        return LinearTable(
-            {}, tuple(LinearEntry(*shape, (LinearChoice(8, "rows"),)) for shape in shapes)
-        )
-
-    x, w, _ = operands(3)
-    install(table((92, 48)), {"rows": constant(1.0)})
-    install(table((92, 48), (96, 48)), {"rows": constant(2.0)})
-    assert linear(x, w).unique().tolist() == [1.0]
-    assert linear(x, operands(3, num_rows=96)[1]).unique().tolist() == [2.0]
-    uninstall()
-    assert torch.equal(linear(x, w), F.linear(x, w))
-
-
-def test_kernels_name_what_tables_may_name(rows: Linear) -> None:
-    weights = tuning.linear_weights([torch.randn(92, 48)])
-    table = tuning.tune(weights, kernels(rows), budget_s=0.01)
-    named = {choice.kernel for entry in table.entries for choice in entry.choices}
-    assert named <= set(kernels(rows))
+def test_a_kernel_that_is_unknown() -> None:
+    text = TileTable("a machine", (ENTRY,)).to_json().replace(b"gemv", b"gemm")
+    with pytest.raises(ValueError, match="gemm"):
+        TileTable.from_json(text)

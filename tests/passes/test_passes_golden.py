@@ -23,43 +23,43 @@ PLACES = {
 
 PLAIN = {
     "cpu": [
-        "noop 2, rope 2/2, rope_angles 1/1, rms_norm 1/1, weight_layout 1/1, inline 4",
-        "rope 2/2, add_rms_norm 2/2, silu_mul 1/1, weight_layout 4/4, inline 5",
-        "add_rms_norm 2/2, silu_mul 1/1, weight_layout 3/3, inline 3",
+        "noop 2, rope 2/2, rope_angles 1/1, rms_norm 1/1, inline 4, weight_layout 1/1",
+        "rope 2/2, add_rms_norm 2/2, silu_mul 1/1, inline 5, weight_layout 4/4",
+        "add_rms_norm 2/2, silu_mul 1/1, inline 3, weight_layout 3/3",
         "weight_layout 1/1",
     ],
     "cuda, few tokens": [
         "noop 2, norm_linear 1/1, rope_angles 1/1",
         "norm_gate_up 1/1, norm_linear 1/1, linear_add 2/2",
         "norm_gate_up 1/1, linear_add 2/2, rms_norm 1/1",
-        "small_linear 1/1",
+        "linear 1/1",
     ],
     "cuda, many tokens": [
-        "noop 2, small_linear 1/1, rope_angles 1/1, rms_norm 1/1",
-        "small_linear 4/4, add_rms_norm 2/2, silu_mul 1/1",
-        "small_linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
-        "small_linear 1/1",
+        "noop 2, linear 1/1, rope_angles 1/1, rms_norm 1/1",
+        "linear 4/4, add_rms_norm 2/2, silu_mul 1/1",
+        "linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "linear 1/1",
     ],
 }
 
 NORMED = {
     "cpu": [
-        "noop 2, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1, weight_layout 1/1, inline 4",
-        "qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1, weight_layout 4/4, inline 5",
-        "add_rms_norm 2/2, silu_mul 1/1, weight_layout 3/3, inline 3",
+        "noop 2, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1, inline 4, weight_layout 1/1",
+        "qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1, inline 5, weight_layout 4/4",
+        "add_rms_norm 2/2, silu_mul 1/1, inline 3, weight_layout 3/3",
         "weight_layout 1/1",
     ],
     "cuda, few tokens": [
         "noop 2, norm_linear 1/1, qk_norm_rope 2/2, rope_angles 1/1",
         "norm_gate_up 1/1, norm_linear 1/1, linear_add 2/2, qk_norm_rope 2/2",
         "norm_gate_up 1/1, linear_add 2/2, rms_norm 1/1",
-        "small_linear 1/1",
+        "linear 1/1",
     ],
     "cuda, many tokens": [
-        "noop 2, small_linear 1/1, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1",
-        "small_linear 4/4, qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1",
-        "small_linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
-        "small_linear 1/1",
+        "noop 2, linear 1/1, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1",
+        "linear 4/4, qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1",
+        "linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "linear 1/1",
     ],
 }
 

@@ -88,14 +88,14 @@ def test_inductor_calls_the_fused_ops() -> None:
 
 def test_the_head_is_a_linear_layer_alone() -> None:
     slot = slot_of(lambda x, w, norm, square: F.linear(x, w))
-    assert slot.counts == {"small_linear": 1}
+    assert slot.counts == {"linear": 1}
 
 
 def test_steps_of_many_tokens_have_their_products_alone_chosen() -> None:
     above = TokenRange(33, None)
     piece = pieces_of(captured_forward("LlamaForCausalLM", BF16))[1]
     slot = through_slot(piece, manager(token_range=above))
-    assert slot.counts == {"small_linear": 4, "add_rms_norm": 2, "silu_mul": 1}
+    assert slot.counts == {"linear": 4, "add_rms_norm": 2, "silu_mul": 1}
     off = {report.name: report.off for report in slot.manager.reports}
     assert off["linear_add"] == "does not serve this token range"
 
@@ -151,7 +151,7 @@ def test_normed_rows_that_two_layers_read() -> None:
         rows = normed(x, norm)
         return torch.cat((F.linear(rows, w), F.linear(rows, square)), -1)
 
-    assert slot_of(twice).counts == {"rms_norm": 1, "small_linear": 2}
+    assert slot_of(twice).counts == {"rms_norm": 1, "linear": 2}
 
 
 def test_a_product_that_is_used_elsewhere() -> None:
@@ -159,7 +159,7 @@ def test_a_product_that_is_used_elsewhere() -> None:
         product = F.linear(x, square)
         return torch.cat((x + product, product * 2), -1)
 
-    assert slot_of(used).counts == {"small_linear": 1}
+    assert slot_of(used).counts == {"linear": 1}
 
 
 def test_a_merged_product_that_is_used_elsewhere() -> None:
@@ -197,4 +197,4 @@ def test_only_cuda_has_them() -> None:
     rows = {row.name: row for row in PIPELINE}
     for name in ("norm_gate_up", "norm_linear", "linear_add"):
         assert (rows[name].on_cpu, rows[name].serves) == (False, FEW)
-    assert (rows["small_linear"].on_cpu, rows["small_linear"].serves) == (False, EVERY)
+    assert (rows["linear"].on_cpu, rows["linear"].serves) == (False, EVERY)

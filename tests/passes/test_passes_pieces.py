@@ -21,7 +21,7 @@ from tokenspeed.compile import torch_api
 from tokenspeed.compile.capture import capture
 from tokenspeed.compile.matcher import pass_manager
 from tokenspeed.compile.split import split
-from tokenspeed.kernels import linear as linear_kernels
+from tokenspeed.kernels import linear_cpu_choices
 from tokenspeed.passes import Stage
 from tokenspeed.passes.manager import PassManager
 
@@ -76,7 +76,7 @@ def test_products_with_weights_choose_their_kernel(
     """q, k and v are one product, gate and up another; the head is a piece of its own. Without a
     table, which an engine of another test may have installed, the kernel is torch's, bit for bit.
     """
-    monkeypatch.setattr(linear_kernels, "_choices", {})
+    monkeypatch.setattr(linear_cpu_choices, "_choices", {})
     f32 = torch.float32
     pieces = [*pieces_of(captured_forward(architecture, f32)), head_of(architecture, f32)]
     for piece, count in zip(pieces, [1, 4, 3, 1], strict=True):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from tokenspeed.kernels.blocks import embedding_blocks, linear_blocks
-from tokenspeed.kernels.linear import linear
 from tokenspeed.kernels.tables import OPS
 
 aten = torch.ops.aten
@@ -39,7 +38,7 @@ _PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {
 what a call of an operator by its overload costs the host.
 """
 
-_CHOOSING: tuple[Callable[..., Any], ...] = (linear, linear_blocks, embedding_blocks)
+_CHOOSING: tuple[Callable[..., Any], ...] = (linear_blocks, embedding_blocks)
 """They choose a kernel by the token count."""
 
 NAMES = {op: "getitem" if op is operator.getitem else str(op) for op in (*_PLAIN, *OPS, *_CHOOSING)}

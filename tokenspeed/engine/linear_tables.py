@@ -1,4 +1,4 @@
-"""Which kernel serves which linear layer: the model's table, read, measured or assumed.
+"""Which kernel serves which linear layer on a CPU: the model's table, read, measured or assumed.
 
 A table is measured once, on the model's own weights, and kept with the entry of the compile cache.
 It is assumed where measuring is not worth its seconds: small models, weights that are made up, and
@@ -15,10 +15,16 @@ from torch import Tensor
 
 from tokenspeed import ledger
 from tokenspeed.compile.entry import Entry
-from tokenspeed.kernels import linear
+from tokenspeed.kernels import linear_cpu_choices
 from tokenspeed.kernels.linear_cpu import Linear
+from tokenspeed.kernels.linear_cpu_tuning import (
+    LinearTable,
+    Shape,
+    default_table,
+    linear_weights,
+    tune,
+)
 from tokenspeed.kernels.native import Native
-from tokenspeed.kernels.tuning import LinearTable, Shape, default_table, linear_weights, tune
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
@@ -45,7 +51,7 @@ class LinearKernels:
         weights = linear_weights(parameters)
         if not weights:
             return
-        kernels = linear.kernels(None if self.native is None else self.native.rows)
+        kernels = linear_cpu_choices.kernels(None if self.native is None else self.native.rows)
         table = _kept(self.entry, weights.keys(), kernels)
         if table is None:
             if why := _why_assumed(weights, self.entry, are_real):
@@ -53,7 +59,7 @@ class LinearKernels:
                 table = default_table(weights)
             else:
                 table = _measured(weights, kernels, self.entry, progress)
-        linear.install(table, kernels)
+        linear_cpu_choices.install(table, kernels)
 
 
 def _kept(

@@ -1,4 +1,4 @@
-"""Which kernel and tile for which small linear layer on this GPU (-O3): the entry's table, or one
+"""Which kernel and tile for which linear layer on this GPU (-O3): the entry's table, or one
 that is measured now and kept there.
 
 The layers are those that the passes gave to these kernels, as the entry's receipt has them. They
@@ -23,11 +23,11 @@ from tokenspeed.compile.graphs import Graphs
 from tokenspeed.engine.device_kernels import trying_kernels
 from tokenspeed.kernels import linear_tiles
 from tokenspeed.kernels.linear_tiles import Site, TileTable
-from tokenspeed.kernels.small_linear_tuning import TOKENS, made_up_weights, tune
+from tokenspeed.kernels.linear_tuning import TOKENS, made_up_weights, tune
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
-_WEIGHT_AT = {"norm_linear": 2, "linear_add": 1, "norm_gate_up": 2, "small_linear": 1}
+_WEIGHT_AT = {"norm_linear": 2, "linear_add": 1, "norm_gate_up": 2, "linear": 1}
 """Op -> which of its operands is the weight."""
 
 _MATRIX = re.compile(r"(\w+) \[(\d+), (\d+)\]")

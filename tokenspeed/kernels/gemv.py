@@ -8,7 +8,7 @@ x (programmatic dependent launch). Two ways through it:
              of the program's tiles; the next tile is read while one is summed
     chunks   a chunk of columns at a time, for long rows
 
-K columns, N rows of out. Rounding is that of `small_linear.reference`.
+K columns, N rows of out. Rounding is that of `linear.reference`.
 """
 
 from __future__ import annotations

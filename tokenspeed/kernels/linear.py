@@ -1,78 +1,143 @@
-"""`linear`: x w^T + bias, by the kernel that is best for the weight's shape and the step's tokens.
+"""Linear layers by the kernel that is fastest for their shape and the step's tokens.
 
-One opaque op, because the best kernel depends on T, which is not known when a graph is compiled. On
-a CPU an installed table names a kernel for each weight shape and range of T; they all read the
-weight in its plain layout, so there is one copy of it, whatever T comes. Without a table, and on
-CUDA, the op is torch's `linear`. Shapes: x [T, K], w [N, K], bias [N] -> [T, N].
+    norm_linear    rms_norm(x) w^T + bias
+    linear_add     x w^T + bias + residual
+    norm_gate_up   silu_mul(rms_norm(x) w^T), w gate's rows before up's
+    linear         x w^T + bias, for steps of all sizes; the others are for few tokens
 
-Kernels differ by float rounding. `rows` gives each token the same bits at every T it serves.
+With one token a layer's kernels are too small and too many: the weights of a layer are read in a
+fraction of the time that ten launches take. So what comes before and after a product is in one
+kernel with it. With many tokens the library's products win, by the algorithm of its that is best.
+So each op is opaque, and picks when it is launched (or captured) from the real T and a table
+(`linear_tiles`). On a CPU `linear` goes by a table of its own (`linear_cpu_choices`), and the
+others are their references. Functional; shapes: x [T, K], norm [K], w [N, K], bias [N], residual
+[T, N], of one dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenspeed.kernels.linear_cpu import Linear
-from tokenspeed.kernels.tuning import LinearTable
+from tokenspeed.kernels import cublas_lt, gemv, linear_cpu_choices, skinny
+from tokenspeed.kernels.linear_parts import LinearCall
+from tokenspeed.kernels.linear_tiles import Algorithm, Tile, Way, way_for
+from tokenspeed.kernels.rms_norm import launch_rms_norm, rms_norm_reference
+from tokenspeed.kernels.silu_mul import launch as launch_silu_mul
+from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
 
-reference: Linear = F.linear
-
-_Choice = tuple[tuple[int, Linear], ...]
-"""(up to how many tokens, what to run), ascending; the rest goes to torch."""
-
-_choices: dict[torch.Size, _Choice] = {}
-"""By the weight's shape, for all models of the process. They say what is fast on this machine; any
-choice is right for any model.
-"""
+_KERNELS: Mapping[str, Callable[[LinearCall, Tile, bool], Tensor]] = {
+    "gemv": gemv.launch,
+    "skinny": skinny.launch,
+}
 
 
-def onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """oneDNN's product, where torch would ask MKL: the faster of the two depends on the CPU."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+def norm_linear_reference(
+    x: Tensor, norm: Tensor, w: Tensor, bias: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    return F.linear(rms_norm_reference(x, norm, eps), w, bias)
+
+
+def linear_add_reference(
+    x: Tensor, w: Tensor, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    return residual + F.linear(x, w, bias)
+
+
+def norm_gate_up_reference(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
+    return silu_mul_reference(F.linear(rms_norm_reference(x, norm, eps), w))
+
+
+def linear_reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = F.linear(x, w, bias)
     return out
 
 
-def kernels(rows: Linear | None) -> dict[str, Linear]:
-    """The kernels by name. `rows` comes from `native.load`, and is missing if it was not
-    built.
-    """
-    found: dict[str, Linear] = {"torch": F.linear}
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        found["onednn"] = onednn
-    if rows is not None:
-        found["rows"] = rows
-    return found
+def reference(call: LinearCall) -> Tensor:
+    """Any of them."""
+    x = call.x if call.norm is None else rms_norm_reference(call.x, call.norm, call.eps)
+    out: Tensor = F.linear(x, call.w, call.bias)
+    out = silu_mul_reference(out) if call.gate else out
+    return out if call.residual is None else call.residual + out
 
 
-def install(table: LinearTable, available: Mapping[str, Linear]) -> None:
-    """Choose by `table` from now on, in this process, where a shape has no choice yet: a model that
-    runs goes on to the last bit when another one is loaded. A kernel that is not available is
-    replaced by torch's.
-    """
-    for (num_rows, size), choices in table.by_shape().items():
-        found = tuple((each.max_tokens, available.get(each.kernel, F.linear)) for each in choices)
-        _choices.setdefault(torch.Size((num_rows, size)), found)
+def by_library(call: LinearCall, algorithm: Algorithm | None = None) -> Tensor:
+    """The library's product between kernels of their own."""
+    x = call.x if call.norm is None else launch_rms_norm(call.x, call.norm, call.eps)
+    if algorithm is not None and call.bias is None:
+        found = cublas_lt.run(x, call.w, algorithm, call.residual)
+        if found is not None:
+            return launch_silu_mul(found) if call.gate else found
+    out: Tensor = F.linear(x, call.w, call.bias)
+    out = launch_silu_mul(out) if call.gate else out
+    return out if call.residual is None else out.add_(call.residual)
 
 
-def uninstall() -> None:
-    """Forget every choice: the op is torch's again."""
-    _choices.clear()
+def launch(call: LinearCall, way: Way, compile_only: bool = False) -> Tensor:
+    """With a tile of a kernel's, or by the library. `compile_only`: the result is not written."""
+    if not isinstance(way, Tile):
+        return by_library(call, way)
+    if way.kernel == "skinny" and call.norm is not None:
+        # Every program would norm all tokens again. The weight is on its way meanwhile.
+        call = replace(call, x=launch_rms_norm(call.x, call.norm, call.eps), norm=None)
+    return _KERNELS[way.kernel](call, way, compile_only)
+
+
+def kind_of(call: LinearCall) -> str:
+    """The op's name, by which tables know it."""
+    if call.gate:
+        return "norm_gate_up"
+    if call.norm is not None:
+        return "norm_linear"
+    return "linear" if call.residual is None else "linear_add"
+
+
+def run(call: LinearCall) -> Tensor:
+    """As the table says."""
+    kind, (num_rows, size) = kind_of(call), call.w.shape
+    call.check(kind)
+    num_tokens = call.x.shape[0]
+    if num_tokens == 0:
+        return call.x.new_empty(0, call.num_rows)
+    return launch(call, way_for(kind, num_rows, size, call.x.dtype, num_tokens))
+
+
+def run_norm_linear(x: Tensor, norm: Tensor, w: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return run(LinearCall(x, w, bias, norm, eps))
+
+
+def run_linear_add(x: Tensor, w: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
+    return run(LinearCall(x, w, bias, residual=residual))
+
+
+def run_norm_gate_up(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
+    return run(LinearCall(x, w, norm=norm, eps=eps, gate=True))
 
 
 def run_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The op's body on a CPU."""
-    for max_tokens, kernel in _choices.get(w.shape, ()):
-        if x.shape[0] <= max_tokens:
-            return kernel(x, w, bias)
-    return F.linear(x, w, bias)
+    return run(LinearCall(x, w, bias))
 
 
-def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def _fake_norm_linear(
+    x: Tensor, norm: Tensor, w: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0])
+
+
+def _fake_linear_add(x: Tensor, w: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0])
+
+
+def _fake_norm_gate_up(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0] // 2)
+
+
+def _fake_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     assert x.dim() == w.dim() == 2, "linear takes x as [tokens, size] and w as [rows, size]"
     assert x.shape[1] == w.shape[1], f"linear: x has rows of {x.shape[1]}, w of {w.shape[1]}"
     assert bias is None or bias.shape == (w.shape[0],), f"linear: the bias is {list(bias.shape)}"
@@ -81,9 +146,39 @@ def _fake(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 _library: Any = torch.library.Library("tokenspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("linear(Tensor x, Tensor w, Tensor? bias=None) -> Tensor")
-_library.impl("linear", run_linear, "CPU")
-_library.impl("linear", F.linear, "CUDA")
-torch.library.register_fake("tokenspeed::linear", _fake, lib=_library)
+for _schema, _on_cpu, _on_cuda, _fake in (
+    (
+        "norm_linear(Tensor x, Tensor norm, Tensor w, Tensor? bias, float eps) -> Tensor",
+        norm_linear_reference,
+        run_norm_linear,
+        _fake_norm_linear,
+    ),
+    (
+        "linear_add(Tensor x, Tensor w, Tensor residual, Tensor? bias=None) -> Tensor",
+        linear_add_reference,
+        run_linear_add,
+        _fake_linear_add,
+    ),
+    (
+        "norm_gate_up(Tensor x, Tensor norm, Tensor w, float eps) -> Tensor",
+        norm_gate_up_reference,
+        run_norm_gate_up,
+        _fake_norm_gate_up,
+    ),
+    (
+        "linear(Tensor x, Tensor w, Tensor? bias=None) -> Tensor",
+        linear_cpu_choices.run,
+        run_linear,
+        _fake_linear,
+    ),
+):
+    _name = _schema.partition("(")[0]
+    _library.define(_schema)
+    _library.impl(_name, _on_cpu, "CPU")
+    _library.impl(_name, _on_cuda, "CUDA")
+    torch.library.register_fake(f"tokenspeed::{_name}", _fake, lib=_library)
 
+norm_linear = torch.ops.tokenspeed.norm_linear.default
+linear_add = torch.ops.tokenspeed.linear_add.default
+norm_gate_up = torch.ops.tokenspeed.norm_gate_up.default
 linear = torch.ops.tokenspeed.linear.default

@@ -1,4 +1,4 @@
-"""What the kernels of small linear layers share: a call's operands, its prologue and its epilogue.
+"""What the kernels of linear layers share: a call's operands, its prologue and its epilogue.
 
 Every value is float32 from its load to its store, and rounded where the references round.
 """

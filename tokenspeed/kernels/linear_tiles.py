@@ -1,4 +1,5 @@
-"""Which kernel, and how it cuts its work, for which linear layer: a table, measured or assumed.
+"""Which kernel, and how it cuts its work, for which linear layer on CUDA: a table, measured or
+assumed.
 
 The key is what is computed, the weight's shape and dtype, and how many tokens there are. A table
 says what is fast, never what is right: any choice gives the same result but for float rounding, and
@@ -84,13 +85,15 @@ class Algorithm(msgspec.Struct, frozen=True, tag="cublaslt", tag_field="by"):
         return None
 
 
+Way = Tile | Algorithm | None
+"""None: as torch asks the library."""
+
+
 class Choice(msgspec.Struct, frozen=True):
-    """Up to `max_tokens` tokens, and above the choice before, this way; as torch asks the library
-    if None.
-    """
+    """Up to `max_tokens` tokens, and above the choice before, this way."""
 
     max_tokens: int
-    tile: Tile | Algorithm | None
+    way: Way
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -125,7 +128,7 @@ class TileTable(msgspec.Struct, frozen=True):
             if not 0 < entry.num_rows < _MAX_SIZE or not 0 < entry.size < _MAX_SIZE:
                 raise ValueError(f"tile table: a weight of {entry.num_rows} x {entry.size}")
             for choice in entry.choices:
-                if choice.tile and (problem := choice.tile.problem()):
+                if choice.way and (problem := choice.way.problem()):
                     raise ValueError(f"tile table: {problem}")
         return table
 
@@ -175,18 +178,16 @@ def token_limits() -> set[int]:
     found = set()
     for choices in _asked.values():
         for choice, following in itertools.zip_longest(choices, choices[1:]):
-            if any(each and isinstance(each.tile, Tile) for each in (choice, following)):
+            if any(each and isinstance(each.way, Tile) for each in (choice, following)):
                 found.add(choice.max_tokens)
     return found
 
 
-def tile_for(
-    kind: str, num_rows: int, size: int, dtype: torch.dtype, num_tokens: int
-) -> Tile | Algorithm | None:
-    """The way for a site and a token count, or None: torch's is as fast."""
+def way_for(kind: str, num_rows: int, size: int, dtype: torch.dtype, num_tokens: int) -> Way:
+    """What a site's choices say of a token count; beyond them torch's way is as fast."""
     for choice in choices_of(kind, num_rows, size, dtype):
         if num_tokens <= choice.max_tokens:
-            return choice.tile
+            return choice.way
     return None
 
 

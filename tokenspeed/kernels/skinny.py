@@ -5,7 +5,7 @@ the short one: out^T = w x^T. Few rows would leave multiprocessors idle, so seve
 share the columns of one tile: each writes its part, and the one that comes last adds them all up,
 in order, so that a result never depends on who that was.
 
-T tokens, K columns, N rows of out. Rounding is that of `small_linear.reference`.
+T tokens, K columns, N rows of out. Rounding is that of `linear.reference`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tokenspeed.kernels import qk_norm_rope, rms_norm, rope_angles, silu_mul, small_linear
+from tokenspeed.kernels import linear, qk_norm_rope, rms_norm, rope_angles, silu_mul
 from tokenspeed.kernels.attend import run_attend
 
 
@@ -20,7 +20,8 @@ from tokenspeed.kernels.attend import run_attend
 class Op:
     """A fused op's functions, of the same arguments (tensors first, then plain numbers).
     `reference` is the same in plain torch: the pattern of the op's pass, the oracle of its kernels,
-    and what a CPU runs. `launch` is what CUDA runs: to call it spares the dispatcher's cost.
+    and what a CPU's graphs have in its place. `launch` is what CUDA runs: to call it spares the
+    dispatcher's cost.
     """
 
     reference: Callable[..., Any]
@@ -36,14 +37,10 @@ OPS: dict[Any, Op] = {
     ),
     rope_angles.rope_angles: Op(rope_angles.reference, rope_angles.launch),
     silu_mul.silu_mul: Op(silu_mul.reference, silu_mul.launch),
-    small_linear.norm_linear: Op(small_linear.norm_linear_reference, small_linear.run_norm_linear),
-    small_linear.linear_add: Op(small_linear.linear_add_reference, small_linear.run_linear_add),
-    small_linear.norm_gate_up: Op(
-        small_linear.norm_gate_up_reference, small_linear.run_norm_gate_up
-    ),
-    small_linear.small_linear: Op(
-        small_linear.small_linear_reference, small_linear.run_small_linear
-    ),
+    linear.norm_linear: Op(linear.norm_linear_reference, linear.run_norm_linear),
+    linear.linear_add: Op(linear.linear_add_reference, linear.run_linear_add),
+    linear.norm_gate_up: Op(linear.norm_gate_up_reference, linear.run_norm_gate_up),
+    linear.linear: Op(linear.linear_reference, linear.run_linear),
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, fx
 
-from tokenspeed.kernels.small_linear import linear_add, linear_add_reference
+from tokenspeed.kernels.linear import linear_add, linear_add_reference
 from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import aten, calls, products, refuse_product, refuse_rows
 from tokenspeed.passes.torch_api import is_same

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tokenspeed.kernels.small_linear import norm_gate_up, norm_gate_up_reference
+from tokenspeed.kernels.linear import norm_gate_up, norm_gate_up_reference
 from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import (
     aten,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, fx
 
-from tokenspeed.kernels.small_linear import norm_linear, norm_linear_reference
+from tokenspeed.kernels.linear import norm_linear, norm_linear_reference
 from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import factor, is_normed, products, refuse_product, refuse_vector
 

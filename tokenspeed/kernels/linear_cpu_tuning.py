@@ -1,4 +1,5 @@
-"""Which linear kernel for which weight shape and how many tokens: a table, measured or assumed.
+"""Which linear kernel on a CPU for which weight shape and how many tokens: a table, measured or
+assumed.
 
 Measuring takes the model's own weights, of all shapes in turn: a step reads every weight once, so a
 kernel must be timed on weights that have left the caches. What counts is the fastest of several

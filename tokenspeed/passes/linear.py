@@ -1,7 +1,7 @@
 """Give what matrix products are left to the kernel, or the library's algorithm, that is fastest.
 
 Before: mm(x, permute(w, [1, 0]))    addmm(bias, x, permute(w, [1, 0]))
-After:  small_linear(x, w)           small_linear(x, w, bias)
+After:  linear(x, w)                 linear(x, w, bias)
 Why: with one token the library reads a weight at half the memory's speed if it is small, and at
 nine tenths if it is large; with thousands its first guess is up to 6% slower than the best of its
 algorithms. Which one serves is a matter of a table (`kernels/linear_tiles.py`) and the real token
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, fx
 
-from tokenspeed.kernels.small_linear import small_linear, small_linear_reference
+from tokenspeed.kernels.linear import linear, linear_reference
 from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import products, refuse_product
 
 
 def replacement(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    out: Tensor = small_linear(x, w, bias)
+    out: Tensor = linear(x, w, bias)
     return out
 
 
@@ -38,8 +38,8 @@ def expected(graph: fx.Graph) -> int:
 
 
 PASS = Rewrite(
-    name="small_linear",
-    pattern=small_linear_reference,
+    name="linear",
+    pattern=linear_reference,
     replacement=replacement,
     cases=cases,
     check=check,

@@ -1,5 +1,5 @@
-"""Measure which tile, or which algorithm of the library, is best for a model's linear layers: half
-a minute for the nine shapes of Qwen3 at fourteen token counts.
+"""Measure which tile, or which algorithm of the library, is best for a model's linear layers on
+CUDA: half a minute for the nine shapes of Qwen3 at fourteen token counts.
 
 A candidate is timed inside a CUDA graph, on the weights of many layers in turn: a step reads every
 weight once, so a kernel must be timed on weights that have left the caches. All candidates are
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.kernels import cublas_lt, gemv
+from tokenspeed.kernels.linear import launch
 from tokenspeed.kernels.linear_parts import LinearCall
 from tokenspeed.kernels.linear_tiles import (
     MAX_TOKENS,
@@ -31,8 +32,8 @@ from tokenspeed.kernels.linear_tiles import (
     Site,
     Tile,
     TileTable,
+    Way,
 )
-from tokenspeed.kernels.small_linear import launch
 from tokenspeed.kernels.triton_jit import AsyncCompileMode, block_of
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -120,7 +121,6 @@ def _gemv_candidates(site: Site, num_rows: int, width: int) -> Iterator[Tile]:
                 yield Tile("gemv", rows, warps, size)
 
 
-Way = Tile | Algorithm | None
 OnTime = Callable[[Site, int, Way, float], None]
 
 
@@ -214,11 +214,11 @@ def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     """Neighbours with one winner as one; torch's tail is left out, the library's goes on."""
     found: list[Choice] = []
     for choice in choices:
-        if found and found[-1].tile == choice.tile:
+        if found and found[-1].way == choice.way:
             found.pop()
         found.append(choice)
-    if found and found[-1].tile is None:
+    if found and found[-1].way is None:
         found.pop()
-    elif found and isinstance(found[-1].tile, Algorithm):
+    elif found and isinstance(found[-1].way, Algorithm):
         found.append(msgspec.structs.replace(found.pop(), max_tokens=MAX_TOKENS))
     return tuple(found)
