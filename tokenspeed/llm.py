@@ -269,6 +269,8 @@ class LLM:
                 while engine.has_work:
                     for delta in engine.step():
                         sample = samples[delta.request_id]
+                        if sample.finish_reason is not None:
+                            continue  # a stop string has ended it, and the engine did once more
                         new = outputs[delta.request_id].push(delta)
                         sample.push(new, delta)
                         if delta.error is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from tokenspeed import LLM, SamplingParams
+from tokenspeed.engine.grammars import Grammars, StepMasks
+from tokenspeed.engine.record import Request
 from tokenspeed.request import InvalidRequest
 
 
@@ -48,3 +52,32 @@ def test_what_cannot_be_is_refused_before_anything_runs(llm: LLM) -> None:
     for fields in ({}, {"regex": "a", "choice": ["a"]}, {"choice": "ab"}, {"regex": 1}, {"x": 1}):
         with pytest.raises(InvalidRequest, match="structured_outputs"):
             SamplingParams(structured_outputs=fields)  # type: ignore[arg-type]
+
+
+def test_a_refusal_after_the_end_costs_no_answer(
+    structured_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap, one step may bring the token that ends a request and then its refusal."""
+    held = SamplingParams(
+        temperature=0, max_tokens=8, stop=["a", "b"], structured_outputs={"regex": "[ab]{5}"}
+    )
+    free = SamplingParams(temperature=0, max_tokens=6)
+    real = Grammars.masks
+
+    def failing(self: Grammars, rows: Sequence[Request | None]) -> StepMasks:
+        found = real(self, rows)
+        if next(calls) < num_good:
+            return found
+        ids = [row.id for row in rows if row is not None and row.constraint is not None]
+        return StepMasks(found.masks, dict.fromkeys(ids, "no more masks"), [])
+
+    options: dict[str, Any] = {"device": "cpu", "max_total_tokens": 1024, "max_num_seqs": 4}
+    with LLM(structured_model, disable_overlap_schedule=False, **options) as llm:
+        whole = llm.generate("abc", free)[0].outputs[0]
+        monkeypatch.setattr(Grammars, "masks", failing)
+        for num_good, reason in ((1, "stop"), (0, "error")):
+            calls = itertools.count()
+            first, second = llm.generate(["abc", "abc"], [held, free])
+            assert first.outputs[0].finish_reason == reason
+            assert second.outputs[0] == whole
+        llm.engine.check()

@@ -16,7 +16,7 @@ from tokenspeed.request import (
     SamplingParams,
     TokenLogprob,
 )
-from tokenspeed.text.output import OutputText, TextDelta
+from tokenspeed.text.output import OutputText, Sample, TextDelta
 from tokenspeed.text.tokenizer import Tokenizer
 
 EOS = 2
@@ -105,6 +105,19 @@ def test_nothing_comes_after_the_end(tokenizer: Tokenizer) -> None:
     assert first.must_abort and first.finish_reason is FinishReason.STOP
     late = RequestDelta(request_id="r", token_ids=[5], finish_reason=FinishReason.ABORT)
     assert output.push(late) == TextDelta()
+
+
+@pytest.mark.parametrize("late", [FinishReason.ERROR, FinishReason.ABORT, None])
+def test_a_sample_keeps_its_end(tokenizer: Tokenizer, late: FinishReason | None) -> None:
+    output, sample = OutputText(tokenizer, request(stop=("two",))), Sample()
+    ids = tokenizer.encode("one two three", False)
+    for delta in [
+        RequestDelta(request_id="r", token_ids=ids),
+        RequestDelta(request_id="r", token_ids=ids, finish_reason=late),
+    ]:
+        sample.push(output.push(delta), delta)
+    assert (sample.text, sample.finish_reason) == ("one ", FinishReason.STOP)
+    assert sample.stop_reason == "two"
 
 
 def test_held_back_text_is_flushed_at_the_end(tokenizer: Tokenizer) -> None:

@@ -141,7 +141,9 @@ class Sample:
         return "".join(self._texts)
 
     def push(self, new: TextDelta, delta: RequestDelta) -> None:
-        """Take what `delta` added, and `new` shows of it."""
+        """Take what `delta` added, and `new` shows of it; after the end, later ones add nothing."""
+        if self.finish_reason is not None:
+            return
         self._texts.append(new.text)
         self.token_ids += new.token_ids
         self.logprobs += new.logprobs or []
