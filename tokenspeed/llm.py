@@ -320,6 +320,7 @@ def _output(
                 stop_reason=sample.stop_reason,
                 logprobs=sample.logprobs if request.params.logprobs is not None else None,
                 message=message_of(events),
+                error=sample.error,
             )
         )
     return RequestOutput(

@@ -49,7 +49,8 @@ class AssistantMessage:
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
     """One finished sample. `token_ids` include the end-of-sequence id that ended it; `text` does
-    not. `message` is the text taken apart: for `LLM.generate`, all of it is content.
+    not. `message` is the text taken apart: for `LLM.generate`, all of it is content. `error` says
+    why the engine could not finish it, where `finish_reason` is "error".
     """
 
     index: int
@@ -59,6 +60,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None
     message: AssistantMessage = AssistantMessage()
+    error: str | None = None
 
     @property
     def cumulative_logprob(self) -> float:

@@ -62,11 +62,11 @@ def test_a_refusal_after_the_end_costs_no_answer(
         temperature=0, max_tokens=8, stop=["a", "b"], structured_outputs={"regex": "[ab]{5}"}
     )
     free = SamplingParams(temperature=0, max_tokens=6)
-    real = Grammars.masks
+    real, left = Grammars.masks, itertools.count()
 
     def failing(self: Grammars, rows: Sequence[Request | None]) -> StepMasks:
         found = real(self, rows)
-        if next(calls) < num_good:
+        if next(left) > 0:
             return found
         ids = [row.id for row in rows if row is not None and row.constraint is not None]
         return StepMasks(found.masks, dict.fromkeys(ids, "no more masks"), [])
@@ -75,9 +75,9 @@ def test_a_refusal_after_the_end_costs_no_answer(
     with LLM(structured_model, disable_overlap_schedule=False, **options) as llm:
         whole = llm.generate("abc", free)[0].outputs[0]
         monkeypatch.setattr(Grammars, "masks", failing)
-        for num_good, reason in ((1, "stop"), (0, "error")):
-            calls = itertools.count()
+        for num_good, reason, error in ((1, "stop", None), (0, "error", "no more masks")):
+            left = itertools.count(num_good, -1)
             first, second = llm.generate(["abc", "abc"], [held, free])
-            assert first.outputs[0].finish_reason == reason
+            assert (first.outputs[0].finish_reason, first.outputs[0].error) == (reason, error)
             assert second.outputs[0] == whole
         llm.engine.check()

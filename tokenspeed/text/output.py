@@ -134,6 +134,7 @@ class Sample:
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.error: str | None = None
         self._texts: list[str] = []
 
     @property
@@ -150,3 +151,4 @@ class Sample:
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
+        self.error = delta.error
