@@ -226,6 +226,14 @@ def test_environment_lists_and_blanks() -> None:
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
         ("a: &a [*a]", "is not an option"),
         ("#" * (1 << 21), "is larger than 1048576 bytes"),
+        (
+            "port: 1\nhost: x\nport: 1",
+            "is not valid YAML, line 3, column 1: 'port' stands here once",
+        ),
+        ("port: 1\n'port': 2", "line 2, column 1: 'port' stands here once more"),
+        ("compilation-config: {mode: 3, mode: 0}", "column 31: 'mode' stands here once more"),
+        ("max-model-len: 4\nmax_model_len: 4", "max_model_len is max-model-len once more: give"),
+        ("enforce_eager: true\nenforce-eager: true", "enforce-eager is enforce_eager once more"),
         ("quantization: 2024-01-01", "quantization 2024-01-01 is not supported"),
     ],
 )

@@ -29,9 +29,12 @@ def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
     """
     flags = Flags(Command(options=tuple(OPTIONS.values()), own={}))
     read = Read(in_order=False)
+    keys: dict[str, str] = {}
     for key, value in _load(path).items():
         name = f"--{key}".replace("_", "-")
         try:
+            if keys.setdefault(name, str(key)) != str(key):
+                raise ConfigError(f"{key} is {keys[name]} once more: give one of them")
             if name in own and name not in flags.options:
                 raise ConfigError(f"{key} can stand on the command line only")
             take_entry(flags, read, name, str(key), value)
@@ -41,13 +44,28 @@ def read_file(path: Path, own: Mapping[str, Takes]) -> Read:
     return read
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML's own loader would take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r:.60} stands here once more", problem_mark=key.start_mark
+                )
+            seen.add((key.tag, key.value))
+        return node
+
+
 def _load(path: Path) -> dict[Any, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes")
-        entries = yaml.safe_load(content)
+        entries = yaml.load(content, _Loader)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, RecursionError, UnicodeError) as error:
