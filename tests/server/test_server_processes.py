@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_processes import Served, is_alive, serving, until
+from served_processes import KEY, Served, is_alive, serving, until
 from test_server_tls import CERT
 from test_server_tls import KEY as CERT_KEY
 from tiny_checkpoint import CONFIG, write_tiny_checkpoint
@@ -85,7 +86,8 @@ def test_all_processes_serve_all_alike(served: Served) -> None:
             told.pop("date", None)
         assert answers[0] == answers[1], path
     seen = [served.ask(pid, "GET", "/page/status")[1]["phases"] for pid in (first, second)]
-    assert seen[0] == seen[1] and {"process", "weights"} <= {each["name"] for each in seen[0]}
+    # A tiny model's phases may be over before the engine has a client to tell of them.
+    assert seen[0] == seen[1] and seen[0][0]["name"] == "process"
 
 
 def test_no_http_process_loads_torch(served: Served) -> None:
@@ -106,8 +108,8 @@ def test_answers_are_the_same_and_counted_together(served: Served) -> None:
     assert len({answer["id"] for answer in answers}) == 4
     tokens = [answer["usage"] for answer in answers]
     assert all(usage["completion_tokens"] == 8 for usage in tokens)
-    for pid in served.pids:
-        assert served.figure(pid, "request_params_n_count") == before + 4
+    for pid in served.pids:  # a sum is shown again for a moment
+        until(lambda pid=pid: served.figure(pid, "request_params_n_count") == before + 4)
         assert served.figure(pid, "engine_up") == 1
     figures = [served.figure(pid, "engine_steps_total") for pid in served.pids]
     assert figures[0] == figures[1]
@@ -204,6 +206,27 @@ def test_a_sibling_that_ends_is_started_again(served: Served, how: signal.Signal
     both = [served.stream(pid, **LIMITED) for pid in served.pids]  # no place of the key is lost
     for each in both:
         each.leave()
+
+
+@pytest.mark.long
+def test_a_first_process_that_hangs_holds_nobody_up(served: Served) -> None:
+    """The others answer what they can alone, and refuse the rest in time."""
+    with contextlib.closing(served.connect(served.sibling)) as connection:
+
+        def status(headers: dict[str, str]) -> int:
+            connection.request("GET", "/v1/models", headers=headers)
+            with connection.getresponse() as answer:
+                answer.read()
+                return answer.status
+
+        assert [status(KEY), status(LIMITED)] == [200, 200]
+        os.kill(served.pid, signal.SIGSTOP)
+        try:
+            assert [status(KEY), status(LIMITED), status(LIMITED)] == [200, 503, 503]
+        finally:
+            os.kill(served.pid, signal.SIGCONT)
+        until(lambda: status(LIMITED) == 200)
+    wait_idle(served)
 
 
 @pytest.mark.long

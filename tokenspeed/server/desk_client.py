@@ -14,6 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tokenspeed.log import logger
 from tokenspeed.server.desk_messages import (
     DESK,
     Answer,
@@ -28,18 +29,24 @@ from tokenspeed.server.desk_messages import (
     TakePlace,
     ToDesk,
 )
+from tokenspeed.server.errors import APIError, unavailable
 from tokenspeed.server.response_store import StoredResponse
+
+ANSWER_S = 5.0
+"""How long the first process may take to answer, which takes it no time unless it hangs."""
 
 
 class DeskClient:
     """As the sibling `number`. It also is `Responses` and `KeyPlaces`: those of the first process.
-    Lives on one event loop.
+    Where that hangs, what needs it is refused with a 503, at once until it is heard of again: it
+    pings each sibling every second. Lives on one event loop.
     """
 
     def __init__(self, folder: Path, number: int, *, is_on: bool) -> None:
         self.is_on = is_on
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._hangs = False
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.IDENTITY, str(number).encode())
@@ -57,6 +64,7 @@ class DeskClient:
         decoder = msgspec.msgpack.Decoder(FromDesk)
         while True:
             message = decoder.decode(await self._socket.recv())
+            self._hangs = False
             if isinstance(message, Ping):
                 self._send(Pong())
             elif not isinstance(message, Answer):
@@ -65,7 +73,10 @@ class DeskClient:
                 self._waiting[message.number].set_result(message)
 
     async def put(self, id: str, answer: bytes, items: bytes) -> bool:
-        return (await self._ask(Keep(next(self._numbers), id, answer, items))).is_done
+        try:
+            return (await self._ask(Keep(next(self._numbers), id, answer, items))).is_done
+        except APIError:
+            return False  # there is an answer, which only is not kept
 
     async def get(self, id: str) -> StoredResponse | None:
         return (await self._ask(Find(next(self._numbers), id))).stored
@@ -86,13 +97,26 @@ class DeskClient:
         self._context.destroy(linger=0)
 
     async def _ask(self, message: Keep | Find | Forget | TakePlace) -> Answer:
+        """Raises APIError if no answer comes."""
+        if self._hangs:
+            raise _no_answer()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[message.number] = answer
         try:
             self._send(message)
-            return await answer
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            if not self._hangs:
+                logger.error("the first HTTP process has not answered for %g s", ANSWER_S)
+            self._hangs = True
+            raise _no_answer() from None
         finally:
             del self._waiting[message.number]
 
     def _send(self, message: ToDesk) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
+
+
+def _no_answer() -> APIError:
+    return unavailable("The server's first process does not answer.", "stalled")
