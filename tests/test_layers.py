@@ -19,7 +19,7 @@ LAYERS = (
     {
         *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
         *("draft", "resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
-        *("wording", "peers", "keywords"),
+        *("wording", "peers", "keywords", "output_file"),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader", "parallel"},

@@ -311,9 +311,3 @@ def test_a_warmup_that_fails_says_so(
     assert "nothing can be stored: " in errors()
     with pytest.raises(ConfigError, match="no such folder"):
         warmup.warmup([tiny_config("nobody", level=1)])
-
-
-def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--export .*: there is no folder"):
-        warmup.check_target("--export", str(tmp_path / "no" / "x.tar"))
-    warmup.check_target("--export", str(tmp_path / "x.tar"))

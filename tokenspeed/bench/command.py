@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from tokenspeed.bench import result_file
 from tokenspeed.bench.child_server import StartFailed
 from tokenspeed.bench.startup import Plan, Start, measure
 from tokenspeed.bench.startup_report import summarize, text
 from tokenspeed.bench.trace import chrome_trace
+from tokenspeed.output_file import check_target
 
 _PROMPT = "The capital of France is"
 _PROMPT_IDS = [1, 2, 3, 4]
@@ -21,7 +23,9 @@ _PROMPT_IDS = [1, 2, 3, 4]
 def startup(
     settings: Mapping[str, Any], *, num_runs: int, trace: Path | None, as_json: bool
 ) -> int:
-    """Measure starts with these options (by name); the exit status."""
+    """Measure starts with these options (by name); the exit status. Raises ConfigError."""
+    if trace is not None:
+        check_target("--trace", trace)
     given = {"level": 1, **settings}
     keys = given.get("api_key") or ()
     plan = Plan(
@@ -33,13 +37,13 @@ def startup(
     )
     try:
         starts = measure(plan, lambda line: print(line, file=sys.stderr, flush=True))
-        if trace is not None:
-            trace.write_bytes(_trace(starts))
     except (StartFailed, OSError) as error:
         print(f"tokenspeed: error: bench startup: {error}", file=sys.stderr)
         return 1
     reports = summarize(starts)
     print(msgspec.json.format(msgspec.json.encode(reports)).decode() if as_json else text(reports))
+    if trace is not None and not result_file.write("startup", trace, _trace(starts)):
+        return 1
     return 0
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 import torch
 
+from tokenspeed.bench import result_file
 from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.bench.workloads import DECODE_MS, HostTime, Result, Seconds, Workload, measure
 from tokenspeed.llm import LLM
 from tokenspeed.options import ConfigError
+from tokenspeed.output_file import check_target
 from tokenspeed.request import InvalidRequest, SamplingParams
 from tokenspeed.text.errors import ModelError
 
@@ -29,6 +31,7 @@ def offline(
     settings: Mapping[str, Any],
     workloads: Sequence[Workload],
     *,
+    command: str,
     num_iters: int,
     path: Path | None,
     as_json: bool,
@@ -36,6 +39,8 @@ def offline(
     """Measure with these options (by name), print, write; the exit status. Raises ConfigError for
     settings or a model that cannot be taken.
     """
+    if path is not None:
+        check_target("--output-json", path)
     on_gpu = settings.get("device", "auto") != "cpu" and torch.cuda.is_available()
     speed = gpu_speed() if on_gpu else {}
     began = time.perf_counter()
@@ -58,8 +63,8 @@ def offline(
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
     if as_json:
         print(encoded)
-    if path is not None:
-        path.write_text(encoded + "\n")
+    if path is not None and not result_file.write(command, path, f"{encoded}\n".encode()):
+        return 1
     return 0
 
 

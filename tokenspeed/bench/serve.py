@@ -18,7 +18,7 @@ import h11
 import msgspec
 import uvloop
 
-from tokenspeed.bench import serve_report
+from tokenspeed.bench import result_file, serve_report
 from tokenspeed.bench.answer import Record
 from tokenspeed.bench.http_client import HttpClient
 from tokenspeed.bench.load import Load, Requests, arrivals, limit_of, num_requests, warm_ups
@@ -26,6 +26,7 @@ from tokenspeed.bench.metrics import summarize
 from tokenspeed.bench.progress import progress, tell
 from tokenspeed.bench.serve_options import ServeOptions
 from tokenspeed.bench.serve_plan import API_KEYS, Plan, make_plan
+from tokenspeed.output_file import check_target
 from tokenspeed.wording import counted
 
 _POLL_S = 0.5
@@ -51,6 +52,8 @@ class Measured:
 def serve(options: ServeOptions, environ: Mapping[str, str] = os.environ) -> int:
     """Measure and print; the exit status. Raises ConfigError."""
     plan = make_plan(options, environ)
+    if (expected := serve_report.path(options, "MODEL")) is not None:
+        check_target("--output-json" if options.output.output_json else "--save-result", expected)
     try:
         measured = uvloop.run(measure(plan))
     except BenchFailed as error:
@@ -69,10 +72,7 @@ def serve(options: ServeOptions, environ: Mapping[str, str] = os.environ) -> int
         if options.output.save_detailed:
             result |= serve_report.details(records)
         encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
-        try:
-            path.write_bytes(encoded + b"\n")
-        except OSError as error:
-            print(f"tokenspeed: error: bench serve: {error}", file=sys.stderr)
+        if not result_file.write("serve", path, encoded + b"\n"):
             return 1
     if measured.was_interrupted:
         return 130

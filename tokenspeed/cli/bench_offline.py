@@ -136,6 +136,7 @@ def main(name: str, argv: list[str]) -> int:
     status: int = importlib.import_module(_RUNNER).offline(
         settings,
         chosen.workloads(),
+        command=name,
         num_iters=chosen.num_iters,
         path=Path(path[0]) if path else None,
         as_json="--json" in resolved.own,

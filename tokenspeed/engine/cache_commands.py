@@ -25,9 +25,10 @@ from tokenspeed.compile.transfer import (
 )
 from tokenspeed.config import Config
 from tokenspeed.engine.cache_upkeep import print_json, size_text
-from tokenspeed.engine.warmup import check_target, wanted, write_entries
+from tokenspeed.engine.warmup import wanted, write_entries
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.output_file import check_target
 from tokenspeed.text.errors import ModelError
 from tokenspeed.wording import counted
 

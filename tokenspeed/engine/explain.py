@@ -12,9 +12,10 @@ from tokenspeed.compile.explanation import Explanation, explanation_of
 from tokenspeed.config import Config
 from tokenspeed.engine.explain_html import html_of
 from tokenspeed.engine.explain_text import text_of
-from tokenspeed.engine.warmup import CompileError, check_target, filled
+from tokenspeed.engine.warmup import CompileError, filled
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.output_file import check_target
 from tokenspeed.text.errors import ModelError
 
 

@@ -6,7 +6,6 @@ weights: on CUDA always, since its kernels are compiled for what it launches; on
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -33,6 +32,7 @@ from tokenspeed.engine.program import check_dump, chooses_linear, target_of
 from tokenspeed.engine.rehearsal import Rehearsal, RehearsalFailed, rehearse
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
+from tokenspeed.output_file import check_target
 from tokenspeed.text.errors import ModelError
 
 _PIECE = re.compile(r"piece (\d+) of (\d+)")
@@ -63,15 +63,6 @@ def warmup(configs: Sequence[Config], export: str | None = None, autotune: bool 
         logger.error("%s", error)
         return 1
     return 0
-
-
-def check_target(flag: str, path: str) -> None:
-    """Raise ConfigError if no file can be written there: before a minute of work, not after it."""
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{flag} {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{flag} {path}: {folder} cannot be written")
 
 
 class CompileError(RuntimeError):
