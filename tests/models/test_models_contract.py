@@ -41,7 +41,6 @@ def test_tables_match_the_module(name: str, extra: dict[str, Any]) -> None:
         parameter.numel() for parameter in model.parameters()
     )
     modules = {re.sub(r"\.\d+\.", ".*.", path) for path, _ in model.named_modules()}
-    assert set(family.shards) - {"lm_head"} <= modules
     assert not modules & {"embed", "forward", "head"}
 
 

@@ -1,13 +1,11 @@
 """What a model file offers to the rest of the engine, as one row of `MODELS`.
 
-Beside its config and module stand three tables, all applied from outside to the finished module.
+Beside its config and module stand two tables, all applied from outside to the finished module.
 Paths are those of submodules, `*` stands for a layer's number, and a parameter's last name (weight,
 bias) is the same on both sides:
 
 - weights: module in the checkpoint -> (module here, slot). A `MergedLinear` has as many slots as
   projections, any other module just slot 0.
-- shards: module -> what tensor parallelism cuts: the output rows, the input columns, or the
-  vocabulary. Modules that are not named are kept whole on each rank.
 - cache_specs: config -> what each layer keeps between steps, in layer order.
 """
 
@@ -15,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 from torch import nn
 
 from tokenspeed.kv.specs import CacheSpec
 
 Weights = Mapping[str, tuple[str, int]]
-Shards = Mapping[str, Literal["column", "row", "vocab"]]
 
 
 class DecoderConfig(Protocol):
@@ -50,5 +47,4 @@ class Family:
     config: type[DecoderConfig]
     model: Callable[[Any], nn.Module]
     weights: Weights
-    shards: Shards
     cache_specs: Callable[[Any], list[CacheSpec]]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokenspeed.kernels.attend import attend
 from tokenspeed.kv.specs import CacheSpec, FullAttention
-from tokenspeed.models.family import Family, Shards, Weights
+from tokenspeed.models.family import Family, Weights
 from tokenspeed.models.fields import Fields
 from tokenspeed.models.layers import MergedLinear, RMSNorm, RotaryEmbedding, rotate
 from tokenspeed.models.rope import Rope, resolve_rope
@@ -136,15 +136,6 @@ WEIGHTS: Weights = {
     "lm_head": ("lm_head", 0),
 }
 
-SHARDS: Shards = {
-    "embed_tokens": "vocab",
-    "layers.*.self_attn.qkv_proj": "column",
-    "layers.*.self_attn.o_proj": "row",
-    "layers.*.mlp.gate_up_proj": "column",
-    "layers.*.mlp.down_proj": "row",
-    "lm_head": "vocab",
-}
-
 
 def cache_specs(config: LlamaConfig) -> list[CacheSpec]:
     spec = FullAttention(
@@ -156,6 +147,4 @@ def cache_specs(config: LlamaConfig) -> list[CacheSpec]:
     return [spec] * config.num_layers
 
 
-FAMILY = Family(
-    config=LlamaConfig, model=Llama, weights=WEIGHTS, shards=SHARDS, cache_specs=cache_specs
-)
+FAMILY = Family(config=LlamaConfig, model=Llama, weights=WEIGHTS, cache_specs=cache_specs)
