@@ -196,6 +196,48 @@ async def test_a_target_may_be_a_whole_url() -> None:
             writer.close()
 
 
+POST = b"""POST /v1/completions HTTP/1.1\r
+host: x\r
+content-type: application/json\r
+content-length: 14\r
+connection: %b\r
+\r
+{"prompt":"x"}"""
+CUTS = {"with the body": 0.0, "later": 0.02}
+
+
+@pytest.mark.parametrize("pause_s", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n", b"\r\n" * 9, b"\n" * (1 << 16)], ids=len)
+async def test_empty_lines_after_a_body_are_nothing(ending: bytes, pause_s: float) -> None:
+    """Neither to the request before nor to the one after, whatever becomes of the connection."""
+    async with running(FakeClient()) as server:
+        await server.until("ready")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for connection in (b"keep-alive", b"keep-alive", b"close"):
+            request = POST % connection
+            parts = [request, ending] if pause_s else [request + ending]
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(pause_s)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), connection
+            length = next(line for line in head.splitlines() if b"content-length" in line)
+            assert b"text_completion" in await reader.readexactly(int(length.split()[1]))
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("ending", [b"x", b" \r\n", b"\r\nx\r\n\r\n", b"\0\r\n"], ids=str)
+async def test_what_else_follows_the_last_request_is_refused(ending: bytes) -> None:
+    async with running(FakeClient()) as server:
+        await server.until("ready")
+        for request in (POST % b"close" + ending, b"\r\n" + ending.strip(b"\r\n") + b"\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request)
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+
+
 @pytest.mark.parametrize("reads", [False, True])
 async def test_only_a_client_whose_socket_takes_nothing_is_cut(reads: bool) -> None:
     """A slow one needs far longer than the limit for what is to be written, and is served."""

@@ -15,15 +15,18 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import h11
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import LifespanState
 from starlette.types import ASGIApp, Message, Scope, Send
 
 from tokenspeed.log import logger
 from tokenspeed.server.asgi import ClientGone
+from tokenspeed.server.empty_lines import PatientConnection
 from tokenspeed.server.listener import BACKLOG
 from tokenspeed.server_config import ServerConfig
 
@@ -131,6 +134,10 @@ class _Connection(TCPServer):
         """Once the client has gone, nothing is idle: Hypercorn would keep the connection for as
         long as an idle one may live, and a file with it.
         """
+        http_1 = self.protocol.protocol
+        if isinstance(http_1, H11Protocol):
+            most = self.config.h11_max_incomplete_size
+            http_1.connection = PatientConnection(h11.SERVER, max_incomplete_event_size=most)
         await super()._read_data()
         self._is_left = True
         await self.idle_task.stop()
