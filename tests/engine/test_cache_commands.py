@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from code_in_documents import ROOT
 from engine_tiny import request, run, tiny_config, tiny_engine
 from kernel_cases import flashinfer_build, triton_kernel, triton_module
 
@@ -135,7 +137,12 @@ def test_an_entry_of_another_machine_is_taken_and_told(
 
 def test_ls_and_verify_tell_of_damage(tiny_cache: Path, tmp_path: Path, entry: str, do: Do) -> None:
     _, text = do("ls", as_json=False)
-    assert text.splitlines()[1].split()[0] == entry and text.rstrip().endswith(" yes")
+    head, line = text.splitlines()
+    shown = re.findall(
+        r"^    (ENTRY .*)$", (ROOT / "docs" / "compile-cache.md").read_text(), re.MULTILINE
+    )
+    assert [head.split()] == [each.split() for each in shown], "as the document shows it"
+    assert line.split()[0] == entry and line.endswith(" yes")
     row = json.loads(do("ls", as_json=True)[1])["entries"][0]
     assert (row["dtype"], row["device"], row["misfits"]) == ("float32", "cpu", [])
     assert do("verify", as_json=False) == (0, f"{entry}: whole\n1 checked, 0 bad\n")

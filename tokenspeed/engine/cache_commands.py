@@ -54,26 +54,11 @@ def _ls(cache: CompileCache, config: Config, *, as_json: bool) -> int:
         print_json({"root": str(cache.root), "entries": rows, "kernels": kernels})
     elif rows:
         _print_table(
-            [
-                "ENTRY",
-                "SIZE",
-                "AGE",
-                "USED",
-                "LEVEL",
-                "DTYPE",
-                "DEVICE",
-                "TORCH",
-                "FITS THIS MACHINE",
-            ],
+            ["ENTRY", "SIZE", "AGE", "USED", "DTYPE", "DEVICE", "TORCH", "FITS THIS MACHINE"],
             [
                 [
-                    *(
-                        row["entry"],
-                        size_text(row["bytes"]),
-                        _age(row["age_s"]),
-                        _age(row["used_s"]),
-                        "1",
-                    ),
+                    *(row["entry"], size_text(row["bytes"])),
+                    *(_age(row["age_s"]), _age(row["used_s"])),
                     *(str(row[name] or "?") for name in ("dtype", "device", "torch")),
                     _fit(row),
                 ]
@@ -176,7 +161,6 @@ def _row(item: Item) -> dict[str, Any]:
         "bytes": item.bytes,
         "age_s": max(0.0, time.time() - item.made),
         "used_s": max(0.0, time.time() - item.last),
-        "level": 1,
         "dtype": group(facts, "compile").get("dtype"),
         "device": group(facts, "compile").get("device"),
         "torch": str(group(facts, "versions").get("torch", "")).split(" ")[0],
