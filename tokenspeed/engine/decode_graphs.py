@@ -15,27 +15,19 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tokenspeed.batch import forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
+from tokenspeed.compile.runner import Executable
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.sampler import Sampled, SamplingPlan
 from tokenspeed.engine.slots import Slots
 from tokenspeed.kernels.device_step import DeviceAttention, DeviceStep
 from tokenspeed.kernels.greedy_step import append_rows, begin_rows, end_rows
 from tokenspeed.kernels.sample_rows import NOT_FINITE, RowParams, sample_rows
-
-
-class Executable(Protocol):
-    """The model as three functions over the step's T tokens (see `compile.runner`)."""
-
-    def embed(self, ids: Tensor) -> Tensor: ...
-    def forward(self, x: Tensor, positions: Tensor, rows: Tensor | None = None) -> Tensor: ...
-    def head(self, rows: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

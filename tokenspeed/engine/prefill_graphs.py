@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenspeed.batch import Row, forward_context
 from tokenspeed.compile.cudagraph import GraphPool, Recording, padded_size
-from tokenspeed.engine.decode_graphs import Executable
+from tokenspeed.compile.runner import Executable
 from tokenspeed.engine.pinned import send
 from tokenspeed.engine.slots import QueryTokens, Slots
 from tokenspeed.kernels.attention_step import AttentionStep

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from tokenspeed.batch import Batch, Row, SequenceState, SlotStart, forward_context
 from tokenspeed.compile.piecewise import PiecewiseForward
-from tokenspeed.engine.decode_graphs import DecodeGraphs, Executable
+from tokenspeed.compile.runner import Executable
+from tokenspeed.engine.decode_graphs import DecodeGraphs
 from tokenspeed.engine.logprobs import Scores, score_in_chunks
 from tokenspeed.engine.piece_graphs import PieceGraphs, run_piecewise
 from tokenspeed.engine.pinned import send
