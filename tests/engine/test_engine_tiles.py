@@ -11,7 +11,7 @@ import torch
 
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import GRAPHS, Contents, Entry
-from tokenspeed.compile.graphs import Graphs, Op, PieceGraphs, encode
+from tokenspeed.compile.graph_receipt import GraphReceipt, Op, PieceReceipt, encode
 from tokenspeed.engine.tile_tables import TileKernels, sites_of
 from tokenspeed.kernels import linear_tiles
 from tokenspeed.kernels.linear_tiles import Choice, Site, Tile, TileTable, way_for
@@ -25,20 +25,20 @@ OLD = b"""{"machine": "a GPU, torch 2", "entries": [{"kind": "linear_add", "num_
 """As earlier versions kept it."""
 
 
-def piece(rows: int) -> PieceGraphs:
+def piece(rows: int) -> PieceReceipt:
     """A piece as the passes leave it: a norm and a product, another product and a sum."""
     inputs = {"w": f"bfloat16 [{rows}, 64]", "x": "bfloat16 [T, 64]", "n": "bfloat16 [64]"}
     ops = [Op(name, "input", value=value) for name, value in inputs.items()]
     ops.append(Op("a", "tokenspeed.norm_linear", ("x", "n", "w"), ("None", "1e-06")))
     ops.append(Op("b", "tokenspeed.linear_add", ("a", "w", "x"), value=f"bfloat16 [T, {rows}]"))
-    return PieceGraphs(after=(*ops, Op("output", "output", ("b",))))
+    return PieceReceipt(after=(*ops, Op("output", "output", ("b",))))
 
 
-PICTURES = Graphs(
+PICTURES = GraphReceipt(
     pieces={
-        "one": {"0-8": piece(128), "9-32": piece(128), "33-": PieceGraphs()},
-        "two": {"0-8": piece(64), "9-32": PieceGraphs(), "33-": PieceGraphs()},
-        "three": {"all": PieceGraphs()},
+        "one": {"0-8": piece(128), "9-32": piece(128), "33-": PieceReceipt()},
+        "two": {"0-8": piece(64), "9-32": PieceReceipt(), "33-": PieceReceipt()},
+        "three": {"all": PieceReceipt()},
     }
 )
 LAYERS = {

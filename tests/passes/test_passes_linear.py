@@ -22,7 +22,7 @@ from pass_graphs import (
 from torch import Tensor, nn
 
 from tokenspeed.compile import torch_api
-from tokenspeed.compile.graphs import Graphs, PieceGraphs
+from tokenspeed.compile.graph_receipt import GraphReceipt, PieceReceipt
 from tokenspeed.compile.matcher import pass_manager
 from tokenspeed.compile.pictures import ops_of
 from tokenspeed.engine.tile_tables import sites_of
@@ -66,8 +66,8 @@ def test_every_linear_layer_is_fused(architecture: str, dtype: torch.dtype) -> N
 def test_the_receipt_names_the_layers_that_can_be_tuned() -> None:
     """And their weights are the model's."""
     piece = pieces_of(captured_forward("LlamaForCausalLM", BF16))[1]
-    view = PieceGraphs(after=ops_of(through_slot(piece, manager()).after.graph))
-    sites = sites_of(Graphs(pieces={"piece": {"0-32": view}}))
+    view = PieceReceipt(after=ops_of(through_slot(piece, manager()).after.graph))
+    sites = sites_of(GraphReceipt(pieces={"piece": {"0-32": view}}))
     assert {site.kind for site in sites} == {"norm_linear", *BLOCK}
     values = [torch_api.example_value(node) for node in placeholders(piece)]
     shapes = {str(list(value.shape)) for value in values if isinstance(value, Tensor)}

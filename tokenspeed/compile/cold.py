@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from torch import fx, nn
 
-from tokenspeed.compile import graphs, inductor_api, pictures, plan, receipt
+from tokenspeed.compile import graph_receipt, inductor_api, pictures, plan, receipt
 from tokenspeed.compile.dump import write_stages
 from tokenspeed.compile.entry import (
     ARTIFACT,
@@ -58,7 +58,7 @@ class _Compilation:
         self._report = report
         self._dump = dump
         self._receipt = receipt.Receipt()
-        self._graphs = graphs.Graphs()
+        self._graphs = graph_receipt.GraphReceipt()
         self._ran: list[tuple[str | None, str, PassManager]] = []
 
     def run(self, make: Callable[[], nn.Module]) -> Contents:
@@ -91,7 +91,7 @@ class _Compilation:
         (self._folder / RECEIPT).parent.mkdir()
         with self._receipt.spend("nearest misses"):
             self._graphs.misses = pictures.misses_of(self._ran)
-        (self._folder / GRAPHS).write_bytes(graphs.encode(self._graphs))
+        (self._folder / GRAPHS).write_bytes(graph_receipt.encode(self._graphs))
         (self._folder / RECEIPT).write_bytes(receipt.encode(self._receipt))
 
     def _lower(self, key: str, piece: fx.GraphModule, which: str) -> StoredPiece:
@@ -148,12 +148,14 @@ class _Compilation:
         self, key: str, name: str, manager: PassManager, launches: list[inductor_api.Launch] | None
     ) -> None:
         """`launches` are Inductor's, None where it had nothing to do."""
-        found = graphs.PieceGraphs()
+        found = graph_receipt.PieceReceipt()
         if manager.stages:  # none where Inductor had compiled an equal graph just before
             before, after = manager.stages[0][1], manager.stages[-1][1]
             calls = pictures.launches_of(after)
             kernels = pictures.kernels_of(calls if launches is None else launches, after)
-            found = graphs.PieceGraphs(pictures.ops_of(before), pictures.ops_of(after), kernels)
+            found = graph_receipt.PieceReceipt(
+                pictures.ops_of(before), pictures.ops_of(after), kernels
+            )
         self._graphs.pieces.setdefault(key, {})[name] = found
         self._ran.append((key, name, manager))
 

@@ -10,9 +10,9 @@ from collections import Counter
 
 import msgspec
 
-from tokenspeed.compile import graphs, plan, receipt
+from tokenspeed.compile import graph_receipt, plan, receipt
 from tokenspeed.compile.entry import GRAPHS, PLAN, RECEIPT, Damaged, Entry
-from tokenspeed.compile.graphs import PieceGraphs, PieceMiss
+from tokenspeed.compile.graph_receipt import PieceMiss, PieceReceipt
 from tokenspeed.compile.plan import Argument, FunctionPlan, Input, PieceCall, Plan, Tokens, Weight
 from tokenspeed.passes.manager import PassReport
 
@@ -31,7 +31,7 @@ class RangeView(msgspec.Struct, frozen=True):
     """A piece for one token range: what its passes did, its graphs and its kernels."""
 
     passes: list[PassReport]
-    graphs: PieceGraphs
+    graphs: PieceReceipt
 
     @property
     def num_before(self) -> int:
@@ -81,7 +81,7 @@ def explanation_of(entry: Entry) -> Explanation:
     try:
         program = plan.decode(entry.files[PLAN].decode())
         counts = receipt.decode(entry.files[RECEIPT])
-        pictures = graphs.decode(entry.files[GRAPHS])
+        pictures = graph_receipt.decode(entry.files[GRAPHS])
         return _explain(entry.folder.name, program, counts, pictures)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its receipts cannot be read: {error!r:.200}") from error
@@ -98,7 +98,7 @@ def piece_names(program: Plan) -> dict[str, str]:
 
 
 def _explain(
-    name: str, program: Plan, counts: receipt.Receipt, pictures: graphs.Graphs
+    name: str, program: Plan, counts: receipt.Receipt, pictures: graph_receipt.GraphReceipt
 ) -> Explanation:
     names = piece_names(program)
     functions = _functions(program)
@@ -147,7 +147,7 @@ def _calls(function: FunctionPlan) -> dict[str, int]:
 
 
 def _inputs(
-    program: Plan, key: str, names: dict[str, str], pictures: graphs.Graphs
+    program: Plan, key: str, names: dict[str, str], pictures: graph_receipt.GraphReceipt
 ) -> list[InputView]:
     """What the first call of a piece is given."""
     for function in _functions(program).values():
@@ -177,11 +177,11 @@ def _source(arg: Argument, function: FunctionPlan, names: dict[str, str]) -> str
     return str(arg.value)
 
 
-def _outputs(pictures: graphs.Graphs, key: str) -> list[str]:
+def _outputs(pictures: graph_receipt.GraphReceipt, key: str) -> list[str]:
     before = _any(pictures, key).before
     values = {op.name: op.value for op in before}
     return [values[name] for op in before if op.op == "output" for name in op.inputs]
 
 
-def _any(pictures: graphs.Graphs, key: str) -> PieceGraphs:
+def _any(pictures: graph_receipt.GraphReceipt, key: str) -> PieceReceipt:
     return next(iter(pictures.pieces[key].values()))

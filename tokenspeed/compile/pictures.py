@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tokenspeed.compile.graphs import Kernel, Op, PieceMiss
+from tokenspeed.compile.graph_receipt import Kernel, Op, PieceMiss
 from tokenspeed.passes.manager import PassManager
 from tokenspeed.passes.sources import origins_of, place_of, sources_of
 from tokenspeed.passes.traffic import moves, value_of

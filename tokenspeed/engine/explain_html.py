@@ -12,7 +12,7 @@ from html import escape
 import msgspec
 
 from tokenspeed.compile.explanation import Explanation, PieceView, RangeView
-from tokenspeed.compile.graphs import Op
+from tokenspeed.compile.graph_receipt import Op
 from tokenspeed.engine.explain_text import places_in_short, text_of
 
 _ROW, _ARCS = 20, 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tokenspeed.compile.explanation import Explanation, FunctionPasses, PieceView, RangeView
-from tokenspeed.compile.graphs import PieceMiss
+from tokenspeed.compile.graph_receipt import PieceMiss
 from tokenspeed.passes import PIPELINE
 from tokenspeed.passes.manager import PassReport
 

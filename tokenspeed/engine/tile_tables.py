@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tokenspeed import ledger
-from tokenspeed.compile import graphs
+from tokenspeed.compile import graph_receipt
 from tokenspeed.compile.entry import GRAPHS, Entry
-from tokenspeed.compile.graphs import Graphs
+from tokenspeed.compile.graph_receipt import GraphReceipt
 from tokenspeed.engine.device_kernels import trying_kernels
 from tokenspeed.kernels import linear_tiles
 from tokenspeed.kernels.linear_tiles import Site, TileTable
@@ -39,7 +39,7 @@ Measure = Callable[[Site, Sequence[int]], TileTable]
 """Times a site's kernels at some token counts."""
 
 
-def sites_of(pictures: Graphs) -> Sites:
+def sites_of(pictures: GraphReceipt) -> Sites:
     """The linear layers in a program that go by tables of tiles."""
     found: dict[Site, int] = {}
     for ranges in pictures.pieces.values():
@@ -90,7 +90,7 @@ class TileKernels:
         """
         try:
             # Receipts that cannot be read raise ValueError.
-            sites = sites_of(graphs.decode(self.entry.files.get(GRAPHS, b"")))
+            sites = sites_of(graph_receipt.decode(self.entry.files.get(GRAPHS, b"")))
             table = self._kept(sites) or self._measured(sites, progress)
         except (ValueError, RuntimeError) as error:  # the latter: CUDA's, and no memory
             lines = str(error).strip().splitlines() or [type(error).__name__]

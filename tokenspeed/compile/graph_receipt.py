@@ -37,7 +37,7 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
     sources: tuple[str, ...] = ()
 
 
-class PieceGraphs(msgspec.Struct, frozen=True, omit_defaults=True):
+class PieceReceipt(msgspec.Struct, frozen=True, omit_defaults=True):
     """One piece for one token range. Empty where the compiler had compiled an equal graph before:
     what is to be told was told there.
     """
@@ -56,17 +56,17 @@ class PieceMiss(msgspec.Struct, frozen=True):
     miss: Miss
 
 
-class Graphs(msgspec.Struct):
+class GraphReceipt(msgspec.Struct):
     """`pieces` by hash and token range."""
 
-    pieces: dict[str, dict[str, PieceGraphs]] = {}
+    pieces: dict[str, dict[str, PieceReceipt]] = {}
     misses: list[PieceMiss] = []
 
 
-def encode(graphs: Graphs) -> bytes:
+def encode(graphs: GraphReceipt) -> bytes:
     return msgspec.json.encode(graphs)
 
 
-def decode(data: bytes) -> Graphs:
+def decode(data: bytes) -> GraphReceipt:
     """Raises msgspec.DecodeError for anything that `encode` did not write."""
-    return msgspec.json.decode(data, type=Graphs)
+    return msgspec.json.decode(data, type=GraphReceipt)
