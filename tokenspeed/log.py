@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 logger = logging.getLogger("tokenspeed")
+
+
+_ROUTINE = re.compile(r"\d\d:\d\d:\d\d (?:DEBUG|INFO) ")
 
 
 def setup_logging(level: str = "info", name: str = "") -> None:
@@ -19,3 +23,8 @@ def setup_logging(level: str = "info", name: str = "") -> None:
         format=f"%(asctime)s %(levelname)s {mark}%(message)s",
         datefmt="%H:%M:%S",
     )
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line of such a log is a record that tells of no trouble."""
+    return _ROUTINE.match(line) is not None

@@ -4,6 +4,7 @@ trace if they cannot be; and how their ends are told.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -59,6 +60,45 @@ async def test_an_engine_that_cannot_be_started_leaves_nothing_behind(
     with pytest.raises(EngineDead, match="could not be started"):
         await client.wait_ready()
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "was killed by SIGKILL without a word"),
+        (
+            "01:00:33 INFO engine ready in 8.9 s\n01:00:34 DEBUG x\n",
+            "was killed by SIGKILL without a word",
+        ),
+        (
+            "01:00:33 WARNING memory is short\n01:00:34 INFO 3 requests run\n\n",
+            "was killed by SIGKILL, after these lines: 01:00:33 WARNING memory is short",
+        ),
+        (
+            "lost\n01:00:33 ERROR the engine died\nTraceback:\n  File x\nCUDA error: no INFO\n",
+            "was killed by SIGKILL, after these lines: Traceback: | File x | CUDA error: no INFO",
+        ),
+    ],
+    ids=["nothing", "routine", "a warning", "a traceback"],
+)
+async def test_the_last_words_of_an_engine_are_those_that_may_tell_why(
+    said: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    python = tmp_path / "python"
+    (tmp_path / "said").write_text(said)
+    python.write_text(f"#!/bin/sh\ncat '{tmp_path}/said' >&2\nkill -KILL $$\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(client_module.sys, "executable", str(python))
+    client = EngineClient(tiny_config("/nowhere/at/all"))
+    await client.start()
+    with pytest.raises(EngineDead, match=f"^the engine process {re.escape(told)}$"):
+        await client.wait_ready()
+    await client.close()
+    assert said in capfd.readouterr().err, "all of it stays on the log"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.child import describe_end
 from tokenspeed.engine.messages import Launch, Shutdown
 from tokenspeed.engine.restarts import Restarts
-from tokenspeed.log import logger
+from tokenspeed.log import is_routine, logger
 from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import span
 
@@ -215,6 +215,7 @@ def _socket_folder() -> Path:
 
 
 def _last_words(code: int, log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()][-LAST_LINES:]
-    words = f"; its last words: {' | '.join(lines)}" if lines else ""
-    return f"the engine process {describe_end(code)}{words}"
+    """How it ended, and what it last said that may be why: not what it said while all was well."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not is_routine(line)]
+    said = f", after these lines: {' | '.join(lines[-LAST_LINES:])}" if lines else " without a word"
+    return f"the engine process {describe_end(code)}{said}"
