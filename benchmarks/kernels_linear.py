@@ -33,6 +33,7 @@ from tokenspeed.kernels import gemv, linear_tiles, skinny
 from tokenspeed.kernels import rms_norm as norms
 from tokenspeed.kernels.linear import (
     by_library,
+    gate_up,
     launch,
     linear,
     linear_add,
@@ -73,8 +74,8 @@ class Model:
         for kind, shapes in fused.items():
             for shape in shapes:
                 yield Site(kind, *shape, DTYPE), TokenRange(1, FEW_TOKENS)
-        for shape in (qkv, o, gate_up, down):
-            yield Site("linear", *shape, DTYPE), TokenRange(FEW_TOKENS + 1)
+        for kind, shape in (("linear", qkv), ("linear", o), ("gate_up", gate_up), ("linear", down)):
+            yield Site(kind, *shape, DTYPE), TokenRange(FEW_TOKENS + 1)
         yield Site("linear", self.vocab, self.hidden, DTYPE), TokenRange(1, HEAD_TOKENS)
 
 
@@ -145,9 +146,9 @@ def unfused_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, T
 
 
 def chosen_layer(x: Tensor, attention: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    o, gate_up, down, qkv, norm, next_norm = layer
+    o, merged, down, qkv, norm, next_norm = layer
     normed, h = add_rms_norm(linear(attention, o), x, norm, EPS)
-    inner = silu_mul(linear(normed, gate_up))
+    inner = gate_up(normed, merged)
     normed, h = add_rms_norm(linear(inner, down), h, next_norm, EPS)
     return h, linear(normed, qkv)
 
@@ -206,7 +207,7 @@ def summary(times: dict[tuple[Site, int], dict[Way, float]]) -> list[dict[str, A
     for (site, num_tokens), found in times.items():
         terabyte = 2e-12 * site.num_rows * site.size
         row: dict[str, Any] = {**site._asdict(), "tokens": num_tokens}
-        for kernel in ("torch", "cublaslt", "gemv", "skinny"):
+        for kernel in ("torch", "cublaslt", "gemv", "skinny", "gated"):
             of_kernel = [(us, way) for way, us in found.items() if kernel_of(way) == kernel]
             if of_kernel:
                 us, way = min(of_kernel, key=lambda pair: pair[0])

@@ -34,6 +34,7 @@ from tokenspeed.kernels import (
 )
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
+from tokenspeed.kernels.gluon_jit import runs_gluon
 from tokenspeed.kernels.linear import launch, reference
 from tokenspeed.kernels.linear_tiles import Site, Tile
 from tokenspeed.kernels.linear_tuning import make_call
@@ -146,6 +147,7 @@ def linear(kind: str, num_tokens: int, tile: Tile, num_rows: int = 130, size: in
 WHOLE = Tile("gemv", rows=2, warps=4, size=512, repeats=3)
 PARTS = Tile("gemv", rows=2, warps=2, size=128)
 SKINNY = Tile("skinny", rows=32, warps=4, size=64, tokens=16)
+GATED = Tile("gated", rows=64, warps=8, size=64, tokens=128, stages=4)
 SHARED = Tile("skinny", rows=32, warps=4, size=64, tokens=16, splits=3)
 
 
@@ -227,6 +229,8 @@ CASES: dict[str, Check] = {
 if DEVICE.type == "cuda":  # the interpreter rounds to fp8 in a way of its own
     CASES["paged_decode, fp8"] = lambda: compare_attention(FP8_DECODE, decode)
     CASES["paged_prefill, fp8"] = lambda: compare_attention(FP8_CHUNKS, prefill)
+if runs_gluon(DEVICE):
+    CASES["gated"] = linear("gate_up", 130, GATED, num_rows=144, size=304)
 if runs_flashinfer():
     CASES["flashinfer, paged and ragged"] = flashinfer
     CASES["flashinfer, paged and ragged, fp8"] = lambda: flashinfer(E4M3)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenspeed.kernels import cublas_lt
+from tokenspeed.kernels import cublas_lt, gated
 from tokenspeed.kernels.linear import (
     by_library,
     launch,
@@ -33,6 +33,7 @@ SITES = [
     Site("linear_add", 4096, 12288, "float16"),
     Site("linear", 151937, 1000, "bfloat16"),
     Site("norm_linear", 6144, 4096, "float32"),
+    Site("gate_up", 6144, 1000, "float16"),
 ]
 
 
@@ -71,6 +72,42 @@ def test_candidates_are_as_exact_as_the_library(site: Site) -> None:
             got = launch(call, tile)
             assert error(got, want) < bound, (num_tokens, tile, library)
             assert torch.equal(got, launch(call, tile)), (num_tokens, tile)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_tokens", [1, 127, 129, 700, 2049, 5000])
+@pytest.mark.parametrize(("num_rows", "size"), [(3072, 1024), (1000, 4096), (72, 200)])
+def test_gated_products(num_rows: int, size: int, num_tokens: int, dtype: torch.dtype) -> None:
+    """Rows that lie apart, sizes that no block divides, what is behind them poisoned; in a graph,
+    and again and again the same bits. The last tile's other half is the next rows of w.
+    """
+    torch.manual_seed(0)
+    x = torch.full((num_tokens + 9, size + 64), torch.nan, device="cuda", dtype=dtype)[:, 8:]
+    x = x[:num_tokens, :size].normal_()
+    w = torch.randn(2 * num_rows, size, device="cuda", dtype=dtype) / size**0.5
+    call = LinearCall(x, w, gate=True)
+    assert gated.serves(call)
+    bound = 1.1 * error(by_library(call), exact(call)) + 1e-5
+    for tile in candidates(Site("gate_up", 2 * num_rows, size, str(dtype)), 4096):
+        got = launch(call, tile)
+        assert error(got, exact(call)) < bound
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = launch(call, tile)
+        for _ in range(3):
+            again.fill_(torch.nan)
+            graph.replay()
+            assert torch.equal(got, again)
+
+
+def test_operands_that_tma_cannot_address_go_by_the_library() -> None:
+    x = torch.randn(300, 1028, device="cuda").bfloat16()
+    w = torch.randn(256, 1024, device="cuda").bfloat16() / 32
+    (tile, *_) = candidates(Site("gate_up", 256, 1024, "bfloat16"), 4096)
+    for rows in (x[:, 3:1027], x[:, 4:]):
+        call = LinearCall(rows, w, gate=True)
+        assert not gated.serves(call)
+        assert torch.equal(launch(call, tile), by_library(call))
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 16])

@@ -145,6 +145,7 @@ OPERANDS: dict[object, tuple[object, ...]] = {
     linear.norm_linear: (X, WEIGHT, W, None, 1e-5),
     linear.linear_add: (X, W[:16], X),
     linear.norm_gate_up: (X, WEIGHT, W, 1e-5),
+    linear.gate_up: (X, W),
     linear.linear: (X, W),
 }
 

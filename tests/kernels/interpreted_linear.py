@@ -27,7 +27,7 @@ SKINNY = Tile("skinny", rows=16, warps=1, size=16, tokens=16)
 SPLIT = Tile("skinny", rows=16, warps=1, size=16, tokens=16, splits=3)
 SKINNIES = pytest.mark.parametrize("tile", [SKINNY, SPLIT], ids=["skinny", "split"])
 SIZES = pytest.mark.parametrize(("num_rows", "size"), [(16, 64), (19, 37)])
-OPS = ["linear", "bias", "norm_linear", "linear_add", "norm_gate_up"]
+OPS = ["linear", "bias", "norm_linear", "linear_add", "norm_gate_up", "gate_up"]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2**-5}
 
 
@@ -39,11 +39,11 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 def call_of(name: str, num_tokens: int, num_rows: int, size: int, dtype: torch.dtype) -> LinearCall:
     """x and the residual are columns of wider tensors."""
     x = draw(num_tokens, size + 3, dtype=dtype)[:, 3:]
-    w = draw(2 * num_rows if name == "norm_gate_up" else num_rows, size, dtype=dtype) / size**0.5
+    w = draw(2 * num_rows if "gate" in name else num_rows, size, dtype=dtype) / size**0.5
     call = LinearCall(x, w.contiguous())
     if name.startswith("norm"):
         call = replace(call, norm=draw(size, dtype=dtype), eps=1e-5)
-    if name == "norm_gate_up":
+    if "gate" in name:
         return replace(call, gate=True)
     if name == "linear_add":
         call = replace(call, residual=draw(num_tokens, num_rows + 1, dtype=dtype)[:, 1:])

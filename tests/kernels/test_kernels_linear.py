@@ -14,6 +14,7 @@ import torch
 
 from tokenspeed.kernels import cublas_lt, linear_tiles
 from tokenspeed.kernels.linear import (
+    gate_up,
     launch,
     linear,
     linear_add,
@@ -57,6 +58,7 @@ def test_schemas_and_fakes(dtype: torch.dtype, num_tokens: int) -> None:
         (linear_add, (x, w, residual)),
         (linear_add, (x, w, residual, bias)),
         (norm_gate_up, (x, norm, w, 1e-6)),
+        (gate_up, (x, w)),
         (linear, (x, w, bias)),
     ):
         torch.library.opcheck(op, args)
@@ -68,6 +70,7 @@ def test_one_reference_speaks_for_all() -> None:
         (LinearCall(x, w, norm=norm, eps=0.1), norm_linear(x, norm, w, None, 0.1)),
         (LinearCall(x, w, residual=residual), linear_add(x, w, residual)),
         (LinearCall(x, w, norm=norm, eps=0.1, gate=True), norm_gate_up(x, norm, w, 0.1)),
+        (LinearCall(x, w, gate=True), gate_up(x, w)),
         (LinearCall(x, w), linear(x, w)),
     ):
         assert torch.equal(reference(call), want)

@@ -9,7 +9,7 @@ from tokenspeed.kernels.linear import kind_of
 from tokenspeed.kernels.linear_tiles import Algorithm, Choice, Site, Tile
 from tokenspeed.kernels.linear_tuning import TOKENS, _merged, candidates, make_call
 
-KINDS = ["norm_linear", "linear_add", "norm_gate_up", "linear"]
+KINDS = ["norm_linear", "linear_add", "norm_gate_up", "gate_up", "linear"]
 LT = Algorithm("00" * 64, 1)
 A, B = Tile("gemv", 1, 4, 512), Tile("gemv", 2, 4, 512)
 
@@ -22,8 +22,10 @@ def test_candidates_can_be_launched(kind: str, size: int) -> None:
         assert len(tiles) == len(set(tiles)) <= 100
         assert all(tile.problem() is None for tile in tiles)
         kernels = {tile.kernel for tile in tiles}
-        assert kernels <= ({"gemv"} if num_tokens == 1 else {"gemv", "skinny"})
-        assert bool(tiles) <= (num_tokens <= 256)
+        has_gated = kind == "gate_up" and num_tokens >= 128
+        assert ("gated" in kernels) == has_gated
+        assert kernels - {"gated"} <= ({"gemv"} if num_tokens == 1 else {"gemv", "skinny"})
+        assert bool(tiles) <= (num_tokens <= 256 or has_gated)
         if kind.startswith("norm"):
             assert all(tile.size >= size for tile in tiles if tile.kernel == "gemv")
 
@@ -45,3 +47,8 @@ def test_neighbours_with_one_winner_are_one_choice() -> None:
     assert _merged([Choice(1, A), Choice(2, None), Choice(4, None)]) == (Choice(1, A),)
     assert _merged([Choice(1, None)]) == ()
     assert _merged([Choice(1, A), Choice(8, LT)]) == (Choice(1, A), Choice(1 << 16, LT))
+    gated = Tile("gated", rows=64, warps=8, size=64, tokens=128)
+    assert _merged([Choice(1, None), Choice(8, gated)]) == (
+        Choice(1, None),
+        Choice(1 << 16, gated),
+    )

@@ -36,8 +36,8 @@ PLAIN = {
     ],
     "cuda, many tokens": [
         "noop 2, linear 1/1, rope_angles 1/1, rms_norm 1/1",
-        "linear 4/4, add_rms_norm 2/2, silu_mul 1/1",
-        "linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "gate_up 1/1, linear 3/3, add_rms_norm 2/2",
+        "gate_up 1/1, linear 2/2, add_rms_norm 2/2",
         "linear 1/1",
     ],
 }
@@ -57,8 +57,8 @@ NORMED = {
     ],
     "cuda, many tokens": [
         "noop 2, linear 1/1, qk_norm_rope 2/2, rope_angles 1/1, rms_norm 1/1",
-        "linear 4/4, qk_norm_rope 2/2, add_rms_norm 2/2, silu_mul 1/1",
-        "linear 3/3, add_rms_norm 2/2, silu_mul 1/1",
+        "gate_up 1/1, linear 3/3, qk_norm_rope 2/2, add_rms_norm 2/2",
+        "gate_up 1/1, linear 2/2, add_rms_norm 2/2",
         "linear 1/1",
     ],
 }

@@ -95,7 +95,7 @@ def test_steps_of_many_tokens_have_their_products_alone_chosen() -> None:
     above = TokenRange(33, None)
     piece = pieces_of(captured_forward("LlamaForCausalLM", BF16))[1]
     slot = through_slot(piece, manager(token_range=above))
-    assert slot.counts == {"linear": 4, "add_rms_norm": 2, "silu_mul": 1}
+    assert slot.counts == {"gate_up": 1, "linear": 3, "add_rms_norm": 2}
     off = {report.name: report.off for report in slot.manager.reports}
     assert off["linear_add"] == "does not serve this token range"
 
@@ -137,6 +137,8 @@ def test_the_plain_ones_fire() -> None:
     assert slot.counts == {"linear_add": 1}
     slot = slot_of(lambda x, w, norm, square: gated(F.linear(normed(x, norm), w)))
     assert slot.counts == {"norm_gate_up": 1}
+    slot = slot_of(lambda x, w, norm, square: gated(F.linear(x, w)))
+    assert slot.counts == {"gate_up": 1}
 
 
 def gated(merged: Tensor, activation: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
@@ -197,4 +199,5 @@ def test_only_cuda_has_them() -> None:
     rows = {row.name: row for row in PIPELINE}
     for name in ("norm_gate_up", "norm_linear", "linear_add"):
         assert (rows[name].on_cpu, rows[name].serves) == (False, FEW)
-    assert (rows["linear"].on_cpu, rows["linear"].serves) == (False, EVERY)
+    for name in ("gate_up", "linear"):
+        assert (rows[name].on_cpu, rows[name].serves) == (False, EVERY)

@@ -27,7 +27,7 @@ from tokenspeed.kernels.linear_tuning import TOKENS, made_up_weights, tune
 from tokenspeed.log import logger
 from tokenspeed.spans import span
 
-_WEIGHT_AT = {"norm_linear": 2, "linear_add": 1, "norm_gate_up": 2, "linear": 1}
+_WEIGHT_AT = {"norm_linear": 2, "linear_add": 1, "norm_gate_up": 2, "gate_up": 1, "linear": 1}
 """Op -> which of its operands is the weight."""
 
 _MATRIX = re.compile(r"(\w+) \[(\d+), (\d+)\]")

@@ -3,15 +3,16 @@
     norm_linear    rms_norm(x) w^T + bias
     linear_add     x w^T + bias + residual
     norm_gate_up   silu_mul(rms_norm(x) w^T), w gate's rows before up's
+    gate_up        silu_mul(x w^T), and
     linear         x w^T + bias, for steps of all sizes; the others are for few tokens
 
 With one token a layer's kernels are too small and too many: the weights of a layer are read in a
 fraction of the time that ten launches take. So what comes before and after a product is in one
-kernel with it. With many tokens the library's products win, by the algorithm of its that is best.
-So each op is opaque, and picks when it is launched (or captured) from the real T and a table
-(`linear_tiles`). On a CPU `linear` goes by a table of its own (`linear_cpu_choices`), and the
-others are their references. Functional; shapes: x [T, K], norm [K], w [N, K], bias [N], residual
-[T, N], of one dtype.
+kernel with it. With many tokens the library's products win, by the algorithm of its that is best,
+but where a gate follows, which it cannot apply. So each op is opaque, and picks when it is launched
+(or captured) from the real T and a table (`linear_tiles`). On a CPU `linear` goes by a table of its
+own (`linear_cpu_choices`), and the others are their references. Functional; shapes: x [T, K], norm
+[K], w [N, K], bias [N], residual [T, N], of one dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenspeed.kernels import cublas_lt, gemv, linear_cpu_choices, skinny
+from tokenspeed.kernels import cublas_lt, gated, gemv, linear_cpu_choices, skinny
 from tokenspeed.kernels.linear_parts import LinearCall
 from tokenspeed.kernels.linear_tiles import Algorithm, Tile, Way, way_for
 from tokenspeed.kernels.rms_norm import launch_rms_norm, rms_norm_reference
@@ -34,6 +35,7 @@ from tokenspeed.kernels.silu_mul import reference as silu_mul_reference
 _KERNELS: Mapping[str, Callable[[LinearCall, Tile, bool], Tensor]] = {
     "gemv": gemv.launch,
     "skinny": skinny.launch,
+    "gated": gated.launch,
 }
 
 
@@ -51,6 +53,10 @@ def linear_add_reference(
 
 def norm_gate_up_reference(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
     return silu_mul_reference(F.linear(rms_norm_reference(x, norm, eps), w))
+
+
+def gate_up_reference(x: Tensor, w: Tensor) -> Tensor:
+    return silu_mul_reference(F.linear(x, w))
 
 
 def linear_reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -82,6 +88,8 @@ def launch(call: LinearCall, way: Way, compile_only: bool = False) -> Tensor:
     """With a tile of a kernel's, or by the library. `compile_only`: the result is not written."""
     if not isinstance(way, Tile):
         return by_library(call, way)
+    if way.kernel == "gated" and not gated.serves(call):
+        return by_library(call)
     if way.kernel == "skinny" and call.norm is not None:
         # Every program would norm all tokens again. The weight is on its way meanwhile.
         call = replace(call, x=launch_rms_norm(call.x, call.norm, call.eps), norm=None)
@@ -91,7 +99,7 @@ def launch(call: LinearCall, way: Way, compile_only: bool = False) -> Tensor:
 def kind_of(call: LinearCall) -> str:
     """The op's name, by which tables know it."""
     if call.gate:
-        return "norm_gate_up"
+        return "gate_up" if call.norm is None else "norm_gate_up"
     if call.norm is not None:
         return "norm_linear"
     return "linear" if call.residual is None else "linear_add"
@@ -119,6 +127,10 @@ def run_norm_gate_up(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
     return run(LinearCall(x, w, norm=norm, eps=eps, gate=True))
 
 
+def run_gate_up(x: Tensor, w: Tensor) -> Tensor:
+    return run(LinearCall(x, w, gate=True))
+
+
 def run_linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return run(LinearCall(x, w, bias))
 
@@ -134,6 +146,10 @@ def _fake_linear_add(x: Tensor, w: Tensor, residual: Tensor, bias: Tensor | None
 
 
 def _fake_norm_gate_up(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0] // 2)
+
+
+def _fake_gate_up(x: Tensor, w: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[0] // 2)
 
 
@@ -166,6 +182,12 @@ for _schema, _on_cpu, _on_cuda, _fake in (
         _fake_norm_gate_up,
     ),
     (
+        "gate_up(Tensor x, Tensor w) -> Tensor",
+        gate_up_reference,
+        run_gate_up,
+        _fake_gate_up,
+    ),
+    (
         "linear(Tensor x, Tensor w, Tensor? bias=None) -> Tensor",
         linear_cpu_choices.run,
         run_linear,
@@ -181,4 +203,5 @@ for _schema, _on_cpu, _on_cuda, _fake in (
 norm_linear = torch.ops.tokenspeed.norm_linear.default
 linear_add = torch.ops.tokenspeed.linear_add.default
 norm_gate_up = torch.ops.tokenspeed.norm_gate_up.default
+gate_up = torch.ops.tokenspeed.gate_up.default
 linear = torch.ops.tokenspeed.linear.default

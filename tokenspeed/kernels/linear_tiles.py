@@ -22,6 +22,9 @@ _DEFAULT = Path(__file__).with_name("linear_tiles_h200.json")
 MAX_TOKENS = 1 << 16
 _MAX_SIZE = 1 << 31
 _MAX_SPLITS = 64
+_SHARED_BYTES = 226 << 10
+"""Of a multiprocessor of Hopper, for data of 16 bits."""
+
 ALGORITHM_BYTES = 64
 """Of a cublasLtMatmulAlgo_t."""
 
@@ -39,10 +42,11 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, tag="tile", tag_fiel
     """How a kernel cuts its work. `rows` of w and `size` of their columns are read at a time.
 
     A program of `gemv` has one token, and `repeats` times as many rows. One of `skinny` has up to
-    `tokens`, `splits` of them share the columns, and `stages` reads are under way.
+    `tokens`, `splits` of them share the columns, and `stages` reads are under way. One of `gated`
+    has `rows` pairs of rows, and goes on to other tiles.
     """
 
-    kernel: Literal["gemv", "skinny"]
+    kernel: Literal["gemv", "skinny", "gated"]
     rows: int
     warps: int
     size: int
@@ -63,6 +67,19 @@ class Tile(msgspec.Struct, frozen=True, omit_defaults=True, tag="tile", tag_fiel
             return f"{self.repeats} repeats"
         if self.kernel == "skinny" and min(self.rows, self.size, self.tokens) < 16:
             return "a skinny tile is at least 16 wide"
+        return self._gated_problem() if self.kernel == "gated" else None
+
+    def _gated_problem(self) -> str | None:
+        """Half of the tokens are 64 rows of the matrix unit or more, `size` is what it swizzles,
+        and a thread has registers for 128 sums.
+        """
+        if self.tokens < 128 or self.rows < 16 or (self.warps, self.size) != (8, 64):
+            return "a gated tile has 128 tokens, 16 rows, 8 warps and 64 columns or more"
+        if self.tokens * self.rows > 1 << 14:
+            return f"{self.tokens} x {self.rows} sums do not fit into registers"
+        ring = self.stages * (self.tokens + 2 * self.rows) * self.size
+        if 2 * (ring + self.tokens * self.rows) > _SHARED_BYTES:
+            return f"{self.stages} stages do not fit into shared memory"
         return None
 
 

@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenspeed.kernels import cublas_lt, gemv
+from tokenspeed.kernels import cublas_lt, gated, gemv
 from tokenspeed.kernels.linear import launch
 from tokenspeed.kernels.linear_parts import LinearCall
 from tokenspeed.kernels.linear_tiles import (
@@ -44,6 +44,14 @@ with the last.
 _SKINNY_TOKENS = 256
 """More are the library's: matrix units then decide, not the memory's speed."""
 
+_GATED = (
+    Tile("gated", rows=128, warps=8, size=64, tokens=128, stages=4),
+    Tile("gated", rows=64, warps=8, size=64, tokens=256, stages=4),
+    Tile("gated", rows=64, warps=8, size=64, tokens=128, stages=6),
+)
+_GATED_TOKENS = 128
+"""From here on."""
+
 _MARGIN = 0.98
 """Another way displaces torch's if it takes less than this share of its time."""
 
@@ -59,6 +67,7 @@ _SKINNY = (
     Tile("skinny", rows=128, warps=8, size=64, stages=4),
     Tile("skinny", rows=128, warps=4, size=64, stages=4),
 )
+_GATES = ("norm_gate_up", "gate_up")
 _WEIGHT_BYTES = 256 << 20
 """More than the caches of any GPU hold."""
 
@@ -85,16 +94,20 @@ def make_call(site: Site, w: Tensor, num_tokens: int) -> LinearCall:
         call = replace(call, norm=torch.randn_like(x[0]), eps=1e-6)
     if site.kind == "linear_add":
         return replace(call, residual=x.new_empty(num_tokens, site.num_rows).normal_())
-    return replace(call, gate=site.kind == "norm_gate_up")
+    return replace(call, gate=site.kind in _GATES)
 
 
 def candidates(site: Site, num_tokens: int) -> Iterator[Tile]:
     """What may be fast there."""
-    width = 2 if site.kind == "norm_gate_up" else 1
+    width = 2 if site.kind in _GATES else 1
     num_rows = site.num_rows // width
     if num_tokens <= _GEMV_TOKENS:
         yield from _gemv_candidates(site, num_rows, width)
-    if num_tokens == 1 or num_tokens > _SKINNY_TOKENS or site.dtype == "float32":
+    if num_tokens == 1 or site.dtype == "float32":
+        return
+    if site.kind == "gate_up" and num_tokens >= _GATED_TOKENS:
+        yield from _GATED
+    if num_tokens > _SKINNY_TOKENS:
         return
     sizes = [min(64, max(16, block_of(num_tokens))), *([128] if num_tokens > 64 else [])]
     for tile, tokens in itertools.product(_SKINNY, sizes):
@@ -137,7 +150,7 @@ def tune(
         for site, ws in weights.items():
             for num_tokens in tokens:
                 call = make_call(site, ws[0], num_tokens)
-                for tile in candidates(site, num_tokens):
+                for tile in _runnable(site, call):
                     launch(call, tile, compile_only=True)
     entries = []
     for site, ws in weights.items():
@@ -153,9 +166,14 @@ def tune(
     return TileTable(machine, tuple(entries))
 
 
+def _runnable(site: Site, call: LinearCall) -> list[Tile]:
+    tiles = candidates(site, call.x.shape[0])
+    return [tile for tile in tiles if tile.kernel != "gated" or gated.serves(call)]
+
+
 def _times(site: Site, calls: Sequence[LinearCall]) -> dict[Way, float]:
     """Of torch's way first, of tiles, and of the library's algorithms, in rounds of all of them."""
-    ways: list[Way] = [None, *candidates(site, calls[0].x.shape[0])]
+    ways: list[Way] = [None, *_runnable(site, calls[0])]
     ways += cublas_lt.proposals(calls[0].x, calls[0].w)
     timed = {}
     for way in ways:
@@ -211,7 +229,9 @@ def _event() -> Any:
 
 
 def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Neighbours with one winner as one; torch's tail is left out, the library's goes on."""
+    """Neighbours with one winner as one; torch's tail is left out, that of others that are for many
+    tokens goes on.
+    """
     found: list[Choice] = []
     for choice in choices:
         if found and found[-1].way == choice.way:
@@ -219,6 +239,10 @@ def _merged(choices: Sequence[Choice]) -> tuple[Choice, ...]:
         found.append(choice)
     if found and found[-1].way is None:
         found.pop()
-    elif found and isinstance(found[-1].way, Algorithm):
+    elif found and _is_for_many(found[-1].way):
         found.append(msgspec.structs.replace(found.pop(), max_tokens=MAX_TOKENS))
     return tuple(found)
+
+
+def _is_for_many(way: Way) -> bool:
+    return isinstance(way, Algorithm) or (isinstance(way, Tile) and way.kernel == "gated")

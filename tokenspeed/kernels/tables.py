@@ -40,6 +40,7 @@ OPS: dict[Any, Op] = {
     linear.norm_linear: Op(linear.norm_linear_reference, linear.run_norm_linear),
     linear.linear_add: Op(linear.linear_add_reference, linear.run_linear_add),
     linear.norm_gate_up: Op(linear.norm_gate_up_reference, linear.run_norm_gate_up),
+    linear.gate_up: Op(linear.gate_up_reference, linear.run_gate_up),
     linear.linear: Op(linear.linear_reference, linear.run_linear),
 }
 

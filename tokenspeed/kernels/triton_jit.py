@@ -21,7 +21,9 @@ from tokenspeed.kernels.triton_watch import watch
 
 __all__ = [
     "HAS_KERNELS",
+    "INTERPRETED",
     "AsyncCompileMode",
+    "CompilesAhead",
     "assert_rows",
     "block_of",
     "compiling_ahead",
@@ -38,17 +40,23 @@ HAS_KERNELS = torch.version.cuda is not None or INTERPRETED
 
 _only_compiles = False
 
+
+class CompilesAhead:
+    """Mixed into kernels: one is only compiled where `compiling_ahead` says so."""
+
+    def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        run: Callable[..., Any] = super().run  # type: ignore[misc]
+        return run(*args, grid=grid, warmup=warmup or _only_compiles, **options)
+
+
 if HAS_KERNELS:
     import triton
     import triton.language as tl
     from triton import AsyncCompileMode
     from triton.language.extra.cuda import gdc
 
-    class _Kernel(triton.JITFunction):  # type: ignore[misc]
-        """One that is only compiled where `compiling_ahead` says so."""
-
-        def run(self, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            return super().run(*args, grid=grid, warmup=warmup or _only_compiles, **options)
+    class _Kernel(CompilesAhead, triton.JITFunction):  # type: ignore[misc]
+        """As `jit` makes them."""
 
     if torch.version.cuda is not None:
         watch(triton.knobs)

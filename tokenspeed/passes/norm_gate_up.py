@@ -7,26 +7,19 @@ Why: three kernels become one, and the merged rows stay in registers. Has to run
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, fx
 
 from tokenspeed.kernels.linear import norm_gate_up, norm_gate_up_reference
 from tokenspeed.passes.rewrite import Case, Operands, PassContext, Rewrite
 from tokenspeed.passes.shapes import (
-    aten,
-    calls,
     factor,
-    gates,
+    gated_products,
     is_normed,
-    is_product,
     refuse_product,
     refuse_vector,
 )
-
-_SPLITS = (operator.getitem, aten.split_with_sizes.default, aten.split.Tensor, aten.slice.Tensor)
 
 
 def replacement(x: Tensor, norm: Tensor, w: Tensor, eps: float) -> Tensor:
@@ -45,21 +38,9 @@ def check(operands: Operands) -> str | None:
 
 
 def expected(graph: fx.Graph) -> int:
-    """Gates of a product of normed rows, where nothing else reads the rows or the product."""
-    merged = (_whole(gate.args[1]) for gate in gates(graph))
-    rows = (factor(product) for product in merged if is_product(product) and _is_split(product))
+    """Gated products of normed rows that nothing else reads."""
+    rows = (factor(product) for product in gated_products(graph))
     return sum(is_normed(each) and len(each.users) == 1 for each in rows)
-
-
-def _whole(node: Any) -> Any:
-    """What a node is a part of."""
-    while calls(node, *_SPLITS):
-        node = node.args[0]
-    return node
-
-
-def _is_split(product: fx.Node) -> bool:
-    return all(calls(user, *_SPLITS) for user in product.users)
 
 
 PASS = Rewrite(

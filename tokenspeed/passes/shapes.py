@@ -6,6 +6,7 @@ should have matched, so that a pattern that went stale is noticed.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
+_SPLITS = (operator.getitem, aten.split_with_sizes.default, aten.split.Tensor, aten.slice.Tensor)
 _CASTS = (torch.ops.prims.convert_element_type.default,)
 
 
@@ -146,6 +148,16 @@ def products(graph: fx.Graph) -> Iterator[fx.Node]:
 def factor(product: fx.Node) -> Any:
     """x of x w^T."""
     return product.args[-2]
+
+
+def gated_products(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Products of which one half is the gate of the other, and that nothing else reads."""
+    for gate in gates(graph):
+        product: Any = gate.args[1]
+        while calls(product, *_SPLITS):
+            product = product.args[0]
+        if is_product(product) and all(calls(user, *_SPLITS) for user in product.users):
+            yield product
 
 
 def refuse_angles(cos: Any, sin: Any, x: Tensor) -> str | None:
