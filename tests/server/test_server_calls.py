@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import msgspec
+import pytest
 from server_fakes import CHAT, COMPLETIONS, TOKENIZER, Asker, FakeClient, make_state, refused
 from test_server_text import events
 from tool_fakes import QWEN, TOOLS, asking
@@ -154,9 +155,18 @@ async def test_settings_are_shown_without_secrets() -> None:
     await ask.http.aclose()
 
 
-async def test_what_is_not_offered_says_why(ask: Asker) -> None:
-    error = refused(await ask.http.post("/v1/embeddings", json={"input": ["x"], "model": "m"}))
-    assert error["code"] == "unsupported_operation"
+@pytest.mark.parametrize("strict", [False, True])
+async def test_what_is_not_offered_says_why_and_no_more(
+    strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever clients ask with it: the field is not what is wrong."""
+    client = FakeClient()
+    ask = Asker(client, make_state(client, strict_fields=strict))
+    body = {"input": ["x"], "model": "m", "encoding_format": "base64", "dimensions": 8}
+    error = refused(await ask.http.post("/v1/embeddings", json=body))
+    assert (error["code"], error["param"]) == ("unsupported_operation", None)
+    assert not caplog.records
+    await ask.http.aclose()
 
 
 async def test_the_operator_has_steps_profiled() -> None:

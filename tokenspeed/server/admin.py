@@ -25,6 +25,8 @@ class Nothing(RequestFields, kw_only=True):
 class AnyFields(RequestFields, kw_only=True):
     """A request that is refused whatever it holds."""
 
+    takes_any = True
+
     input: Any = None
 
 

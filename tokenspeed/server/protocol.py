@@ -62,10 +62,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class RequestFields(msgspec.Struct, kw_only=True):
     """Fields of every API. None is what null and absence mean: the default.
 
-    `unsupported` are fields that are known, but cannot be honoured.
+    `unsupported` are fields that are known, but cannot be honoured. A kind that `takes_any` has no
+    unknown ones.
     """
 
     unsupported: ClassVar[Unsupported] = {}
+    takes_any: ClassVar[bool] = False
 
     model: str | None = None
 
@@ -259,7 +261,7 @@ def parse_request(value: Any, kind: type[R], *, strict: bool, warnings: FieldWar
         raise bad_request("The body must be a JSON object.", None, "invalid_json")
     known = kind.__struct_fields__
     for name in value:
-        if name in known:
+        if name in known or kind.takes_any:
             continue
         if name in kind.unsupported:
             refuse_unless_harmless(name, value[name], kind.unsupported)
