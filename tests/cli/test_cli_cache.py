@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,3 +159,21 @@ def test_help(
     text = capsys.readouterr().out
     assert says in text and all(len(line) <= 100 for line in text.splitlines())
     assert not calls
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_help_of_an_action_is_about_it_alone(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: tokenspeed cache {name} ")
+    assert set(re.findall(r"tokenspeed cache (\w+)", text)) == {name}
+    examples = text[text.index("Examples") :].splitlines()[1:]
+    assert examples[0].startswith(f"  tokenspeed cache {name}")
+    own = {flag.split()[0] for flag in ACTIONS[name].own}
+    others = {flag.split()[0] for action in ACTIONS.values() for flag in action.own} - own
+    shown = set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
+    assert own <= shown and not others & shown
+    assert ("The HTTP face" in text) == ACTIONS[name].takes_model
+    assert {"--cache-dir", "--log-level"} <= shown

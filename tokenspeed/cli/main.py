@@ -32,6 +32,9 @@ COMMANDS = {
     "version": ("tokenspeed.cli.version", "print the version"),
 }
 
+_WITH_ACTIONS = ("bench", "cache")
+"""Commands whose second word is a part of the command."""
+
 _HELP = """usage: tokenspeed COMMAND [options]      (ts is the same)
 
 An LLM inference engine: a model written once as a plain PyTorch module, made fast by a compiler.
@@ -63,7 +66,11 @@ def _run(words: list[str]) -> int:
     if words and words[0].startswith("--help="):
         words = ["help", words[0].removeprefix("--help="), *words[1:]]
     if words[:1] == ["help"] and len(words) > 1:
-        words = _asked(words[1:])
+        try:
+            words = _asked(words[1:])
+        except ConfigError as error:
+            _complain(f"help: {error}")
+            return 2
     if not words or words[0] in ("-h", "--help", "help"):
         rows = [f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()]
         print(_HELP.format(commands="\n".join(rows)))
@@ -87,10 +94,14 @@ def _run(words: list[str]) -> int:
 
 
 def _asked(words: list[str]) -> list[str]:
-    """`help serve`, `help cache prune`, `help serve --port` as the words that ask for it."""
-    *command, last = words
-    is_flag = last.startswith("-") and len(words) > 1
-    return [*command, f"--help={last}"] if is_flag else [*words, "--help"]
+    """`help serve`, `help cache prune`, `help serve --port` or `help serve port` as the words that
+    ask for it. Raises ConfigError for more words.
+    """
+    has_second = words[0] in _WITH_ACTIONS and len(words) > 1 and not words[1].startswith("-")
+    command, topics = (words[:2], words[2:]) if has_second else (words[:1], words[1:])
+    if len(topics) > 1:
+        raise ConfigError(f"explains one option at a time, got also {topics[1][:100]!r}")
+    return [*command, f"--help={topics[0]}" if topics else "--help"]
 
 
 def _complain(message: str) -> None:

@@ -56,13 +56,18 @@ def page(
     parts = [textwrap.dedent(head).strip("\n")]
     chosen = {option.name for option in options}
     for settings in groups:
-        rows = {_names(each): _text(each) for each in options_of(settings) if each.name in chosen}
-        if rows:
-            parts.append(_section((settings.__doc__ or "").strip().splitlines()[0], rows))
-    rows = {**own, **(COMMON if common else {})}
-    if rows:
-        parts.append(_section("This command", rows))
+        found = rows(each for each in options_of(settings) if each.name in chosen)
+        if found:
+            parts.append(_section((settings.__doc__ or "").strip().splitlines()[0], found))
+    flags = {**own, **(COMMON if common else {})}
+    if flags:
+        parts.append(_section("This command", flags))
     return "\n\n".join(parts)
+
+
+def rows(options: Iterable[Option]) -> dict[str, str]:
+    """Each option's names with its text, as a page lists them."""
+    return {_names(each): _text(each) for each in options}
 
 
 def explain(
