@@ -61,6 +61,16 @@ def test_help_works_and_loads_nothing_heavy(words: list[str]) -> None:
     assert "tokenspeed" in done.stdout.lower()
 
 
+@pytest.mark.parametrize("action", ["ls", "prune --all", "verify"])
+def test_what_a_cache_holds_is_told_without_torch(action: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from tokenspeed.cli.main import main; status = main(sys.argv[1:]); "
+        f"sys.exit(status or any(name in sys.modules for name in {HEAVY}))"
+    )
+    done = run(sys.executable, "-c", code, "cache", *action.split(), "--cache-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
 def test_module_and_command_are_the_same() -> None:
     by_module = run(sys.executable, "-m", "tokenspeed", "version")
     by_command = run(str(Path(sys.executable).with_name("tokenspeed")), "version")

@@ -15,8 +15,7 @@ from tokenspeed.compile import cache as cache_module
 from tokenspeed.compile import entry as entry_module
 from tokenspeed.compile.cache import CompileCache, Miss, cache_root
 from tokenspeed.compile.entry import Contents, Damaged, Entry, StoredPiece, finish_entry
-from tokenspeed.compile.facts import Change, digest_of
-from tokenspeed.config import OPTIONS
+from tokenspeed.compile.facts import digest_of
 
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
@@ -271,19 +270,3 @@ def test_an_entry_is_finished_by_READY(tmp_path: Path, monkeypatch: pytest.Monke
     contents = fill(tmp_path)
     finish_entry(tmp_path, FACTS, contents)
     assert written == ["manifest.json", "READY"]
-
-
-@pytest.mark.parametrize(
-    ("fact", "how"),
-    [
-        ("machine.threads", ", set by OMP_NUM_THREADS"),
-        ("compile.dtype", ", set by --dtype"),
-        ("sources.kernels/linear_cpu_tuning.py", ", set by the version of TokenSpeed"),
-        ("compile.passes.all.07 rope", ", set by --disable-pass"),
-        ("machine.instructions", ""),
-    ],
-)
-def test_a_change_says_what_a_person_can_set(fact: str, how: str) -> None:
-    assert str(Change(fact, "2", "1")) == f"{fact} 2 (there 1){how}"
-    flag = how.partition("--")[2].replace("-", "_")
-    assert not flag or flag in OPTIONS

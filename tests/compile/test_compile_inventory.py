@@ -8,16 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from compile_entries import FACTS, PIECE, fill, found, missed
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_cases import ENVIRONMENT, KEY, all_kinds, triton_kernel
 from test_compile_key import BASE
 
-from tokenspeed.compile import fitness
+from tokenspeed.compile import fitness, installation
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import READY, Contents, Entry
-from tokenspeed.compile.fitness import fits, misfits
+from tokenspeed.compile.fitness import Fitness
+from tokenspeed.compile.installation import TorchBuild, torch_build
 from tokenspeed.compile.inventory import (
     Item,
     KernelSet,
@@ -29,7 +31,9 @@ from tokenspeed.compile.inventory import (
     verified_kernels,
 )
 from tokenspeed.compile.kernel_store import SUMS, store_kernel
+from tokenspeed.compile.key import machine_facts
 
+TORCH = torch_build() or TorchBuild("", "", None)
 OTHER = FACTS | {"compile": {"dtype": "bfloat16"}}
 
 
@@ -95,7 +99,7 @@ def test_sets_of_kernels_are_counted_and_checked(cache: CompileCache) -> None:
     }
     each = found[f"triton/{ENVIRONMENT}"]
     assert each.bytes == sum(path.stat().st_size for path in each.folder.glob("*/*"))
-    assert time.time() - each.made < 60 and not fits(each)
+    assert time.time() - each.made < 60
     assert all(each.problem is None for each in verified_kernels(cache))
     os.truncate(each.folder / KEY / "fill.json", 1)
     assert all(each.problem is None for each in kernel_sets(cache)), "files are not read"
@@ -195,20 +199,54 @@ def test_an_entry_that_is_being_made_stays(cache: CompileCache) -> None:
 
 
 def test_an_entry_made_here_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert misfits(BASE) == []
-    monkeypatch.setattr(fitness.torch, "__version__", "2.99")
-    (change,) = misfits(BASE)
+    """With the machine's facts from torch wholly, without as far as threads go."""
+    for machine in (None, machine_facts):
+        assert Fitness([BASE], machine).misfits(BASE) == []
+    assert Fitness([BASE]).open(BASE) == {"threads": torch.get_num_threads()}
+    other = TORCH._replace(version="2.99")
+    monkeypatch.setattr(installation, "torch_build", lambda: other)
+    (change,) = Fitness([BASE]).misfits(BASE)
     assert change.name == "versions.torch" and "2.99" in change.here
+
+
+def test_another_cpu_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "_cpu_flags", lambda: "sse2 fpu")
+    (change,) = Fitness([BASE]).misfits(BASE)
+    assert change.name == "machine.instructions"
+
+
+def test_threads_are_told_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert Fitness([BASE]).misfits(BASE) == []
+    (change,) = Fitness([BASE], machine_facts).misfits(BASE)
+    assert change.name == "machine.threads"
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_a_gpu_needs_a_driver(
+    has_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").write_text("")
+    driver = tmp_path / ("there" if has_driver else "absent")
+    monkeypatch.setattr(fitness, "_DRIVERS", (tmp_path / "nowhere", driver))
+    there = BASE | {"machine": {"gpu": "H200", "capability": "9.0"}}
+    there |= {"compile": BASE["compile"] | {"device": "cuda"}}
+    names = [change.name for change in Fitness([there]).misfits(there)]
+    assert names == ([] if has_driver else ["machine.gpu"])
+    assert Fitness([there]).open(there) == {"gpu": "H200"}
 
 
 def test_an_entry_of_elsewhere_does_not() -> None:
     sources = BASE["sources"] | {"models/llama.py": "0", "models/gone.py": "1", "../../x/y.py": "2"}
     there = BASE | {"sources": sources, "machine": {"gpu": "H200"}}
     there |= {"compile": BASE["compile"] | {"device": "cuda"}}
-    changed = {change.name for change in misfits(there)}
+    both = Fitness([BASE, there], machine_facts)
+    changed = {change.name for change in both.misfits(there)}
     assert changed >= {"sources.models/llama.py", "sources.models/gone.py", "machine.gpu"}
+    assert both.misfits(BASE) == [], "sources of one are not asked of the other"
 
 
 @pytest.mark.parametrize("facts", [{}, {"compile": 7, "sources": []}, {"compile": {"device": []}}])
 def test_facts_that_are_none_fit_nowhere(facts: dict[str, object]) -> None:
-    assert misfits(facts)
+    assert Fitness([facts]).misfits(facts)
+    assert Fitness([facts], machine_facts).misfits(facts)

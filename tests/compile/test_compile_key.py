@@ -5,7 +5,7 @@ tried in test_compile_key_matrix.py.
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -19,8 +19,9 @@ import pytest
 import torch
 from compile_tiny import tiny_family
 
-from tokenspeed.compile import key
+from tokenspeed.compile import installation, key
 from tokenspeed.compile.facts import differences, digest_of
+from tokenspeed.compile.installation import PACKAGES, torch_build
 from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.ranges import token_ranges
 
@@ -42,9 +43,9 @@ BASE = facts_of(target())
 @pytest.fixture
 def copied_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package's sources elsewhere, free to be edited."""
-    for package in key.PACKAGES:
-        shutil.copytree(key._ROOT / package, tmp_path / package, dirs_exist_ok=True)
-    monkeypatch.setattr(key, "_ROOT", tmp_path)
+    for package in PACKAGES:
+        shutil.copytree(installation._ROOT / package, tmp_path / package, dirs_exist_ok=True)
+    monkeypatch.setattr(installation, "_ROOT", tmp_path)
     return tmp_path
 
 
@@ -52,7 +53,7 @@ def test_where_sources_lie_is_no_fact(copied_sources: Path) -> None:
     assert facts_of(target()) == BASE
 
 
-@pytest.mark.parametrize("package", key.PACKAGES)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_a_line_of_a_source_misses(copied_sources: Path, package: str) -> None:
     path = sorted((copied_sources / package).glob("*.*"))[-1]
     path.write_text(path.read_text() + "\n# edited\n")
@@ -119,7 +120,7 @@ def test_a_family_is_no_fact_of_another() -> None:
 
 def test_inert_fields_are_read_by_no_model() -> None:
     """What the deny-list promises: only the engine asks for them."""
-    models = Path(key._ROOT / "models")
+    models = Path(installation._ROOT / "models")
     for name in key.INERT_FIELDS:
         for path in models.glob("*.py"):
             assert f"config.{name}" not in path.read_text(), path
@@ -146,3 +147,20 @@ def test_differences_name_the_fact_and_both_values() -> None:
         "a.d absent (there None)",
     ]
     assert differences({"a": 1}, {"a": 1}) == []
+
+
+def test_torch_is_known_without_an_import() -> None:
+    assert torch_build() == (torch.__version__, torch.version.git_version, torch.version.cuda)
+    code = (
+        "import sys; from tokenspeed.compile import fitness; fitness.Fitness([{}]).misfits({}); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_torch_that_is_not_there_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "torch_build", torch_build.__wrapped__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    versions = installation.installation()["versions"]
+    assert (versions["torch"], versions["cuda"]) == (None, None)

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 import torch
 
-from tokenspeed.compile import key
+from tokenspeed.compile import installation, key
 from tokenspeed.compile.facts import Facts, differences, digest_of, flat
+from tokenspeed.compile.installation import PACKAGES, TorchBuild, torch_build
 from tokenspeed.compile.key import facts_of
 from tokenspeed.config import OPTIONS, make_config
 from tokenspeed.engine import facts as engine_facts
@@ -74,16 +75,18 @@ OPTION_FACTS: dict[str, tuple[Any, str]] = {
 }
 """Option -> a value, and a part of the fact's name that it changes."""
 
+TORCH = torch_build() or TorchBuild("", "", None)
+
 MACHINE_FACTS: dict[str, tuple[Any, str, Any]] = {
     "format": (key, "FORMAT", 999),
-    "versions.torch": (torch, "__version__", "2.99"),
-    "versions.cuda": (torch.version, "cuda", "13.9"),
-    "versions.triton": (key, "_version", lambda name: "9.9"),
-    "versions.flashinfer-python": (key, "_version", lambda name: "9.9"),
+    "versions.torch": (installation, "torch_build", lambda: TORCH._replace(version="2.99")),
+    "versions.cuda": (installation, "torch_build", lambda: TORCH._replace(cuda="13.9")),
+    "versions.triton": (installation, "_version", lambda name: "9.9"),
+    "versions.flashinfer-python": (installation, "_version", lambda name: "9.9"),
     "versions.python": (sys, "version_info", SimpleNamespace(major=3, minor=99)),
     "versions.platform": (platform, "machine", lambda: "riscv64"),
     "machine.capability": (torch.backends.cpu, "get_cpu_capability", lambda: "AVX1024"),
-    "machine.instructions": (key, "_cpu_flags", lambda: "sse2 fpu"),
+    "machine.instructions": (installation, "_cpu_flags", lambda: "sse2 fpu"),
     "machine.threads": (torch, "get_num_threads", lambda: 77),
     "machine.gpu": (torch.cuda, "get_device_name", lambda: "B300"),
     "compile.fuses_prologue": (TorchAttention, "fuses_prologue", True),
@@ -142,7 +145,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(engine_facts, "HAS_KERNELS", True)
-    for name in filter(key.SETTING.fullmatch, list(os.environ)):
+    for name in filter(installation.SETTING.fullmatch, list(os.environ)):
         monkeypatch.delenv(name)
 
     def facts(
@@ -202,7 +205,8 @@ def test_versions_and_machine_miss(find: Find, monkeypatch: pytest.MonkeyPatch, 
 
 def test_another_build_of_torch_misses(find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
     base = find()
-    monkeypatch.setattr(torch.version, "git_version", "0000")
+    other = TORCH._replace(git_version="0000")
+    monkeypatch.setattr(installation, "torch_build", lambda: other)
     assert_misses(find(), base, "versions.torch ")
 
 
@@ -223,9 +227,9 @@ def test_every_source_misses(find: Find, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A line of any file, and only of that file."""
     base = find()
     copies = tmp_path / "copies"
-    for package in (*key.PACKAGES, "models"):
-        shutil.copytree(key._ROOT / package, copies / package, dirs_exist_ok=True)
-    monkeypatch.setattr(key, "_ROOT", copies)
+    for package in (*PACKAGES, "models"):
+        shutil.copytree(installation._ROOT / package, copies / package, dirs_exist_ok=True)
+    monkeypatch.setattr(installation, "_ROOT", copies)
     for name, module in list(sys.modules.items()):
         if name.startswith("tokenspeed.models."):
             path = copies / "models" / f"{name.rpartition('.')[2]}.py"
@@ -250,7 +254,7 @@ def test_every_fact_has_its_row(find: Find) -> None:
     assert {name.rpartition(" ")[2] for name in passes} == PASS_NAMES
     assert rest - passes == rows
     folders = {name.rpartition("/")[0] for name in facts - rest}
-    assert folders == {f"sources.{package}" for package in (*key.PACKAGES, "models")}
+    assert folders == {f"sources.{package}" for package in (*PACKAGES, "models")}
 
 
 def test_every_option_has_its_row() -> None:

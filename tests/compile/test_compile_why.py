@@ -19,7 +19,7 @@ from test_compile_key_matrix import (
     SETTINGS,
 )
 
-from tokenspeed.compile import key
+from tokenspeed.compile import installation, key
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.config import Config, make_config
 from tokenspeed.engine import facts as engine_facts
@@ -123,8 +123,13 @@ def test_a_variable_that_differs_is_named(
 
 def test_a_source_that_differs_is_named(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     ask()
-    digest = key._digest
-    monkeypatch.setattr(key, "_digest", lambda p: "0" if p.name == "silu_mul.py" else digest(p))
+    digest = key.digest_of_file
+
+    def edited(path: Path) -> str:
+        return "0" if path.name == "silu_mul.py" else digest(path)
+
+    for module in (key, installation):
+        monkeypatch.setattr(module, "digest_of_file", edited)
     assert_named(ask(), "sources.passes/silu_mul.py ")
     assert_named(ask(family="Qwen2ForCausalLM"), "sources.models/qwen2.py ")
 
@@ -141,4 +146,19 @@ def test_json_says_the_same(ask: Ask) -> None:
     status, text = ask(dtype="bfloat16", as_json=True)
     answer = json.loads(text)
     assert (status, answer["hit"], answer["path"]) == (1, False, None)
-    assert {"name": "compile.dtype", "here": "'bfloat16'", "there": "'float32'"} in answer["facts"]
+    facts = {fact["name"]: fact for fact in answer["facts"]}
+    dtype = {"here": "'bfloat16'", "there": "'float32'", "set_by": "--dtype"}
+    assert facts["compile.dtype"] == {"name": "compile.dtype"} | dtype
+
+
+def test_only_what_was_given_is_called_so(ask: Ask) -> None:
+    """The entry has float32, given; a start on a GPU takes another dtype, and other passes."""
+    ask()
+    rows = ask(device="cuda", dtype="auto")[1].splitlines()[2:]
+    causes = {row.split()[0]: row.partition("  ")[2].split("  ")[-1].strip() for row in rows}
+    assert causes["compile.device"] == "--device"
+    assert causes["compile.dtype"] == causes["machine.gpu"] == "follows from compile.device"
+    flags = {word for row in rows for word in row.split() if word.startswith("--")}
+    assert flags == {"--device"}
+    follows = ["follows from" in row for row in rows]
+    assert follows == sorted(follows)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from code_in_documents import ROOT
 from engine_tiny import request, run, tiny_config, tiny_engine
 from kernel_cases import flashinfer_build, triton_kernel, triton_module
 
+from tokenspeed.compile import installation
 from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import read_manifest
 from tokenspeed.compile.kernel_store import environment_of, store_kernel
@@ -132,7 +134,8 @@ def test_an_entry_of_another_machine_is_taken_and_told(
     assert f"{entry} is of no use to this machine as it is:" in lines
     assert f"nothing in {path} fits this machine" in errors()
     assert any("machine.capability" in line and "'SVE'" in line for line in lines)
-    assert "no: machine.capability 'SVE'" in do("ls", root=tmp_path / "home", as_json=False)[1]
+    monkeypatch.setattr(installation, "_cpu_flags", lambda: "sve")
+    assert "  no: machine.instructions '" in do("ls", root=tmp_path / "home", as_json=False)[1]
 
 
 def test_ls_and_verify_tell_of_damage(tiny_cache: Path, tmp_path: Path, entry: str, do: Do) -> None:
@@ -142,9 +145,11 @@ def test_ls_and_verify_tell_of_damage(tiny_cache: Path, tmp_path: Path, entry: s
         r"^    (ENTRY .*)$", (ROOT / "docs" / "compile-cache.md").read_text(), re.MULTILINE
     )
     assert [head.split()] == [each.split() for each in shown], "as the document shows it"
-    assert line.split()[0] == entry and line.endswith(" yes")
+    threads = torch.get_num_threads()
+    assert line.split()[0] == entry and line.endswith(f"  yes, with {threads} threads")
     row = json.loads(do("ls", as_json=True)[1])["entries"][0]
     assert (row["dtype"], row["device"], row["misfits"]) == ("float32", "cpu", [])
+    assert (row["fits"], row["if"]) == (True, {"threads": threads})
     assert do("verify", as_json=False) == (0, f"{entry}: whole\n1 checked, 0 bad\n")
     root = Path(shutil.copytree(tiny_cache, tmp_path / "cache"))
     (root / "v1" / entry / "plan.json").write_text("{}")
@@ -188,17 +193,22 @@ def test_gpu_kernels_travel_with_their_entry(
 
 
 def test_gpu_kernels_are_listed_checked_and_pruned(
-    with_kernels: tuple[Path, str], entry: str, do: Do
+    with_kernels: tuple[Path, str], entry: str, do: Do, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, environment = with_kernels
     text = do("ls", root=root, as_json=False)[1]
-    assert f"triton/{environment}: 2 kernels, 0.0 MiB, for another machine\n" in text
+    fit = f"fit this machine, with {torch.get_num_threads()} threads"
+    assert f"triton/{environment}: 2 kernels, 0.0 MiB, {fit}\n" in text
+    assert f"triton/{'0' * 16}: 1 kernel, 0.0 MiB, for an environment that no entry here" in text
     rows = json.loads(do("ls", root=root, as_json=True)[1])["kernels"]
     assert {(row["set"], row["kernels"], row["fits"]) for row in rows} == {
-        (f"triton/{environment}", 2, False),
-        (f"triton/{'0' * 16}", 1, False),
-        (f"flashinfer/{environment}", 1, False),
+        (f"triton/{environment}", 2, True),
+        (f"triton/{'0' * 16}", 1, None),
+        (f"flashinfer/{environment}", 1, True),
     }
+    monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
+    text = do("ls", root=root, as_json=False)[1]
+    assert f"triton/{environment}: 2 kernels, 0.0 MiB, do not fit this machine: settings." in text
     status, text = do("verify", root=root, as_json=False)
     assert status == 0 and f"triton/{environment}: whole\n" in text and "4 checked, 0 bad" in text
     cubin = root / "triton" / environment / triton_kernel().key / "fill.cubin"

@@ -64,10 +64,12 @@ _JSON = {"--json": (Takes.NOTHING, "print JSON, for programs")}
 ACTIONS = {
     "ls": _Action(
         what="every entry: size, age, what it is for, whether it fits here",
-        more="Sets of compiled GPU kernels come after the entries.",
+        more="Sets of compiled GPU kernels come after the entries. What only torch could tell, and "
+        "torch takes seconds to import, is named where it decides: yes, with 2 threads.",
         examples=("", "--json"),
         own=_JSON,
         arguments=as_json,
+        runner=_UPKEEP,
     ),
     "why": _Action(
         words="[MODEL]",

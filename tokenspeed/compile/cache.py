@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenspeed.compile.causes import explained
 from tokenspeed.compile.entry import (
     Contents,
     Damaged,
@@ -245,7 +246,7 @@ class CompileCache:
         if nearest is None:
             return f"no entry in {self.root} yet"
         name, found = nearest
-        few = "; ".join(map(str, found[:_MAX_DIFFERENCES]))
+        few = "; ".join(map(str, explained(found)[:_MAX_DIFFERENCES]))
         count = len(found) - _MAX_DIFFERENCES
         more = f"; and {count} more" if count > 0 else ""
         return f"the nearest entry, {name}, differs: {few}{more}"

@@ -1,7 +1,7 @@
 """Facts as data: what they are called, their digest, and how two sets of them differ.
 
-`key.py` finds them. Nothing here needs torch: what is in a cache can be listed, checked and removed
-without it.
+`key.py` and `installation.py` find them. Nothing here needs torch: a cache can be listed, and its
+entries checked and removed, without it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,6 @@ FORMAT = 2
 Facts = dict[str, Any]
 """Groups of facts: JSON objects, numbers, strings and null."""
 
-_SET_BY = {
-    "machine.threads": "OMP_NUM_THREADS",
-    "compile.dtype": "--dtype",
-    "compile.device": "--device",
-    "compile.passes.": "--disable-pass",
-    "layout.": "--weight-layout",
-    "sources.": "the version of TokenSpeed",
-    "versions.": "the packages installed",
-}
-"""Fact, or how the names of several begin -> what a person can set it with."""
-
 
 class Change(NamedTuple):
     """A fact that differs: both values, shortened for people; "absent" where there is none."""
@@ -36,15 +25,8 @@ class Change(NamedTuple):
     here: str
     there: str
 
-    @property
-    def set_by(self) -> str:
-        """What a person can set it with; "" where that is not said."""
-        found = (how for start, how in _SET_BY.items() if self.name.startswith(start))
-        return next(found, "")
-
     def __str__(self) -> str:
-        how = f", set by {self.set_by}" if self.set_by else ""
-        return f"{self.name} {self.here} (there {self.there}){how}"
+        return f"{self.name} {self.here} (there {self.there})"
 
 
 def digest_of(facts: Facts) -> str:

@@ -41,7 +41,7 @@ MAX_KEPT = 512
 and each tile makes others.
 """
 
-_ENVIRONMENT = ("versions", "machine", "settings")
+ENVIRONMENT = ("versions", "machine", "settings")
 _MAX_SUMS = 1 << 16
 _STALE_S = 86400.0
 _ENVIRONMENT_NAME = re.compile(r"[0-9a-f]{16}")
@@ -70,7 +70,7 @@ class Kernel:
 
 def environment_of(facts: Facts) -> str:
     """What kernels are kept for: versions, machine and settings, of all the facts of an entry."""
-    return digest_of({name: facts.get(name) for name in _ENVIRONMENT})
+    return digest_of({name: facts.get(name) for name in ENVIRONMENT})
 
 
 def build_key(name: str) -> str:

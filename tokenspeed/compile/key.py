@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import hashlib
-import importlib.metadata
 import json
-import os
-import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +22,12 @@ from typing import Any
 import torch
 
 from tokenspeed.compile.facts import FORMAT, Facts
+from tokenspeed.compile.installation import (
+    cpu_instructions,
+    digest_of_file,
+    installation,
+    package_sources,
+)
 from tokenspeed.compile.ranges import range_name
 from tokenspeed.passes import PIPELINE
 from tokenspeed.passes.rewrite import TokenRange
@@ -34,30 +36,7 @@ from tokenspeed.spans import span
 INERT_FIELDS = frozenset({"max_model_len"})
 """Fields of a model's config that no graph depends on."""
 
-PACKAGES = ("compile", "kernels", "kernels/cpu", "passes")
-"""Folders whose every source can change what is compiled, or what it calls."""
-
-SUFFIXES = (".py", ".cpp", ".h")
-
-SETTING = re.compile(r"(TORCHINDUCTOR|TRITON)_\w+")
-"""Environment variables by which people change what Inductor and Triton make. There are hundreds,
-and many change numbers (fast math, contraction, freezing). All that are set are facts, less:
-"""
-
-INERT_SETTINGS = re.compile(
-    # Places. (torch sets some of them itself, to what it has found.)
-    r"\w+_(DIR|HOME|PATH|LOGPATH|FILE|HOST|PORT|URL)"
-    # How many compile, how long they wait, what they say, and what they need not compile again.
-    r"|TORCHINDUCTOR_(COMPILE_THREADS|COMPILE_WORKER_WAIT_TIMEOUT|FILE_LOCK_TIMEOUT)"
-    r"|TORCHINDUCTOR_(QUIESCE_ASYNC_COMPILE_POOL|WORKER_START|WORKER_SUPPRESS_LOGGING)"
-    r"|TORCHINDUCTOR_(FX_GRAPH|AUTOGRAD)(_REMOTE)?_CACHE"
-    r"|TRITON_(ALWAYS_COMPILE|CACHE_AUTOTUNING|DUMP_PTXAS_LOG|KERNEL_DUMP|PRINT_AUTOTUNING)"
-)
-
-_ROOT = Path(__file__).parent.parent
-_SOURCE = re.compile(r"[a-z_]+(/[a-z_]+)?/\w+\.[a-z]+")
 _LAYER = re.compile(r"layers\.(\d+)")
-_DISTRIBUTIONS = ("triton", "flashinfer-python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +65,7 @@ def facts_of(target: Target) -> Facts:
         "format": FORMAT,
         "model": _model_facts(target.config),
         "layout": _layout_facts(target.layout),
-        "sources": {name: _digest(path) for name, path in sorted(_sources(target))},
+        "sources": {name: digest_of_file(path) for name, path in sorted(_sources(target))},
         "compile": {
             "model": _name_of(target.model),
             "dtype": str(target.dtype).removeprefix("torch."),
@@ -102,18 +81,16 @@ def facts_of(target: Target) -> Facts:
 def surroundings(device: str) -> Facts:
     """The facts of this installation and of this machine's `device`, whatever the model."""
     return {
-        "versions": _version_facts(),
-        "machine": _cuda_facts() if device == "cuda" else _cpu_facts(),
-        "settings": _setting_facts(os.environ),
+        **installation(),
+        "machine": machine_facts(device),
     }
 
 
-def installed_sources(names: Iterable[str]) -> Facts:
-    """The facts of sources that every model has, and of those of `names` that are installed."""
-    paths = dict(_package_sources())
-    plain = (name for name in names if _SOURCE.fullmatch(name))
-    paths |= {name: _ROOT / name for name in plain if (_ROOT / name).is_file()}
-    return {name: _digest(path) for name, path in sorted(paths.items())}
+def machine_facts(device: str) -> Facts:
+    """The facts of this machine's `device`; none of a GPU that is not there."""
+    if device != "cuda":
+        return _cpu_facts()
+    return _cuda_facts() if torch.cuda.is_available() else {}
 
 
 def _model_facts(config: Any) -> Facts:
@@ -157,18 +134,11 @@ def _layer_of(path: str) -> int:
 
 def _sources(target: Target) -> Iterator[tuple[str, Path]]:
     """The model's file, those of its package that it is made of, and whole packages."""
-    yield from _package_sources()
+    yield from package_sources()
     for made_by in (target.model, *target.changed_by):
         for module in _modules_of(sys.modules[made_by.__module__]):
             path = Path(module.__file__ or "")
             yield f"{path.parent.name}/{path.name}", path
-
-
-def _package_sources() -> Iterator[tuple[str, Path]]:
-    for package in PACKAGES:
-        for path in (_ROOT / package).iterdir():
-            if path.suffix in SUFFIXES:
-                yield f"{package}/{path.name}", path
 
 
 def _modules_of(first: ModuleType) -> list[ModuleType]:
@@ -209,33 +179,6 @@ def _imported(module: ModuleType) -> Iterator[str]:
         yield from (name for name in names if name in sys.modules)
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _setting_facts(variables: Mapping[str, str]) -> Facts:
-    names = filter(SETTING.fullmatch, variables)
-    return {name: variables[name] for name in names if not INERT_SETTINGS.fullmatch(name)}
-
-
-def _version_facts() -> Facts:
-    versions = {name: _version(name) for name in _DISTRIBUTIONS}
-    return {
-        **versions,
-        "torch": f"{torch.__version__} {torch.version.git_version}",
-        "cuda": torch.version.cuda,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "platform": f"{sys.platform} {platform.machine()}",
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cuda_facts() -> Facts:
     major, minor = torch.cuda.get_device_capability()
     return {"gpu": torch.cuda.get_device_name(), "capability": f"{major}.{minor}"}
@@ -245,15 +188,6 @@ def _cpu_facts() -> Facts:
     """Objects are compiled for exactly this CPU's instructions, and loops for this many threads."""
     return {
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "instructions": hashlib.sha256(_cpu_flags().encode()).hexdigest()[:16],
+        "instructions": cpu_instructions(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _cpu_flags() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return " ".join(sorted(found[1].split())) if found else platform.processor()

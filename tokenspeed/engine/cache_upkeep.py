@@ -1,4 +1,4 @@
-"""`tokenspeed cache prune|verify`, which need neither torch nor a model, and so answer at once.
+"""`tokenspeed cache ls|prune|verify`, which need neither torch nor a model, and so answer at once.
 Each is a function that prints, and answers with the exit code.
 """
 
@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from tokenspeed.compile.cache import CompileCache, cache_root
 from tokenspeed.compile.inventory import (
@@ -22,6 +20,8 @@ from tokenspeed.compile.inventory import (
 )
 from tokenspeed.compile.kernel_store import remove_folder
 from tokenspeed.config import Config
+from tokenspeed.engine.cache_listing import list_cache
+from tokenspeed.engine.cache_output import print_json, size_text
 from tokenspeed.log import logger
 
 
@@ -81,12 +81,4 @@ def _verify(cache: CompileCache, *, as_json: bool) -> int:
     return 1 if any(item.problem for item in found) else 0
 
 
-ACTIONS: dict[str, Callable[..., int]] = {"prune": _prune, "verify": _verify}
-
-
-def print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def size_text(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB"
+ACTIONS: dict[str, Callable[..., int]] = {"ls": list_cache, "prune": _prune, "verify": _verify}
