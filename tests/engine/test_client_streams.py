@@ -178,6 +178,23 @@ async def test_commands_reach_what_other_clients_sent(client: EngineClient) -> N
     assert (await gather(client, request("after", [5, 6]))).error is None
 
 
+async def test_who_waits_for_the_end_of_a_pause_is_counted(client: EngineClient) -> None:
+    """No step follows what comes and goes then, whose figures would tell of it."""
+    other = AttachedClient()
+    other.attach(client.address)
+    await other.wait_ready()
+    await client.commands.ask("pause")
+    waiting = [asyncio.create_task(gather(other, request(f"{i}-0", [5, 6]))) for i in range(3)]
+    await until(lambda: client.stats.num_waiting == other.stats.num_waiting == 3)
+    waiting[1].cancel()
+    await until(lambda: client.stats.num_waiting == other.stats.num_waiting == 2)
+    await client.commands.ask("continue")
+    first, _, last = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(first, Outcome) and isinstance(last, Outcome)
+    assert first.token_ids == last.token_ids != []
+    await other.close()
+
+
 async def test_a_client_that_vanishes_is_noticed_while_nothing_runs(client: EngineClient) -> None:
     other = AttachedClient()
     other.attach(client.address)

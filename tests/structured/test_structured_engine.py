@@ -316,3 +316,16 @@ def test_what_cannot_be_asked(make_engine: Make, tiny_model: str) -> None:
     assert outcome.finish_reason is FinishReason.ERROR and "look-around" in str(outcome.error)
     with pytest.raises(InvalidRequest, match="maximum context length"):
         make_engine().add(ask("long", form=DIGITS, max_tokens=1000))
+
+
+def test_who_waits_for_a_grammar_in_a_pause_is_counted(make_engine: Make) -> None:
+    engine = make_engine()
+    engine.pause()
+    engine.add(ask("held", form=DIGITS))
+    engine.add(ask("free", max_tokens=2))
+    assert engine.stats.num_waiting == 2 and not engine.has_work
+    engine.abort(["held"])
+    assert engine.stats.num_waiting == 1
+    engine.resume()
+    engine.abort(["free"])
+    assert not engine.has_work

@@ -76,7 +76,8 @@ class Server:
             elif not messages and not is_busy and not is_checked:
                 self._engine.check()
                 is_checked = True
-            if stepping or self._outbox or has_newcomer:
+            has_news = stepping or bool(messages and not has_stepped)  # without steps in a pause
+            if has_news or self._outbox or has_newcomer:
                 self._send()
             if has_stepped:
                 self._engine.host.committed()
