@@ -20,7 +20,8 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return [cast(Sequence[int], prompts)]
     for each in prompts:
         if not isinstance(each, str) and not _is_token_list(each):
-            raise TypeError(f"a prompt is a text or a list of token ids, not {each!r:.60}")
+            shown = " ".join(repr(each).split())
+            raise TypeError(f"a prompt is a text or a list of token ids, not {shown:.60}")
     return list(cast(Sequence[Prompt], prompts))
 
 
@@ -32,14 +33,21 @@ def as_conversations(
     """
     if not _is_list(messages):
         raise TypeError(f"messages are a list of dicts, not {type(messages).__name__}")
-    if messages and isinstance(messages[0], dict):
+    if len(messages) and isinstance(messages[0], dict):
         return [list(cast(Sequence[Message], messages))]
+    for each in messages:
+        if not _is_list(each):
+            raise TypeError(f"a conversation is a list of dicts, not {type(each).__name__}")
     return [list(each) for each in cast(Sequence[Sequence[Message]], messages)]
 
 
 def _is_list(value: object) -> bool:
-    """A list or tuple, or an array: not what iterates over keys, bytes or in no order."""
-    return isinstance(value, list | tuple) or hasattr(value, "__array__")
+    """A list or tuple, or an array that has items (NumPy's numbers are arrays without): not what
+    iterates over keys, bytes or in no order.
+    """
+    if isinstance(value, list | tuple):
+        return True
+    return hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0
 
 
 def _is_token_list(value: Any) -> bool:

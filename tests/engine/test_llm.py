@@ -90,13 +90,19 @@ def test_invalid_requests_are_refused_before_anything_runs(tiny: LLM) -> None:
     ]:
         with pytest.raises(InvalidRequest, match=message):
             tiny.generate(prompts, params)
-    for prompts in ([[5.0]], {"prompt": "Hi"}, b"ab", {5, 6}, [True], [[5], {"prompt": "Hi"}], 5):
+    bad: Any
+    for bad in ([[5.0]], {"prompt": "Hi"}, b"ab", {5, 6}, [True], [[5], {"prompt": "Hi"}], 5):
         with pytest.raises(TypeError, match="token ids"):
-            tiny.generate(prompts, GREEDY)  # type: ignore[arg-type]
+            tiny.generate(bad, GREEDY)
+    for bad in (3, [1.0, 2], [[1.5]], [True, False], [[[5]]], np.zeros((2, 40, 40))):
+        with pytest.raises(TypeError, match=r"texts? or .* token ids, not ") as caught:
+            tiny.generate(np.array(bad), GREEDY)
+        assert "\n" not in str(caught.value)
     with pytest.raises(TypeError, match="sampling_params is a SamplingParams"):
         tiny.generate([[5]], {"temperature": 0})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="list of dicts"):
-        tiny.chat({"role": "user", "content": "hi"})  # type: ignore[arg-type]
+    for bad in ({"role": "user", "content": "hi"}, "hi", np.array(3), ["hi"], [5], [[], 5]):
+        with pytest.raises(TypeError, match="list of dicts"):
+            tiny.chat(bad)
     with pytest.raises(InvalidRequest, match="no chat template"):
         tiny.chat([{"role": "user", "content": "hi"}])
     assert tiny.engine.stats.steps == steps and not tiny.engine.has_work
