@@ -51,6 +51,13 @@ def test_one_stop_string_is_one() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "bad_words", "logit_bias"])
+def test_none_is_none_of_them(name: str) -> None:
+    params = SamplingParams(**{name: None})  # type: ignore[arg-type]
+    assert params == SamplingParams()
+    assert getattr(params, name) is not None
+
+
 def test_min_tokens_above_max_tokens() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)

@@ -64,6 +64,8 @@ class SamplingParams(
     `allowed_token_ids` are the only ones that are sampled. `bad_token_ids` are sequences that are
     never generated: the last token of one is banned where the others stand before it in the
     output. `bad_words` are such sequences as text (`text.bad_words` turns them into ids).
+
+    From Python, None also stands for no `stop`, `stop_token_ids`, `bad_words` or `logit_bias`.
     """
 
     n: int = 1
@@ -95,8 +97,9 @@ class SamplingParams(
         if isinstance(stop, str):
             msgspec.structs.force_setattr(self, "stop", (stop,))
         for name, kind in _TYPES.items():
+            given = getattr(self, name)
             try:
-                value = msgspec.convert(getattr(self, name), kind)
+                value = msgspec.convert(_NONE.get(name) if given is None else given, kind)
             except msgspec.ValidationError as error:
                 raise InvalidRequest(type_error(str(error), name), name) from None
             msgspec.structs.force_setattr(self, name, value)
@@ -165,6 +168,9 @@ class SamplingParams(
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 """Looked up once: it takes a millisecond."""
+
+_NONE: dict[str, object] = {"stop": (), "stop_token_ids": (), "bad_words": (), "logit_bias": {}}
+"""What None stands for, where it is no value of its own."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, MAX_SAMPLES),
