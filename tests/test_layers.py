@@ -19,7 +19,7 @@ LAYERS = (
     {
         *("batch", "constraint", "request", "timeline", "options", "config", "server_config"),
         *("draft", "resolve", "log", "ledger", "outputs", "spans", "prompts", "progress"),
-        *("wording", "peers", "keywords", "output_file"),
+        *("wording", "peers", "keywords", "output_file", "machine_facts", "attention_backends"),
     },
     {"kernels", "kv", "text"},
     {"passes", "models", "loader"},
@@ -56,7 +56,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/cli/print_config.py": {"engine.settled"},
     "tokenspeed/cli/serve.py": {"server.serve"},
     "tokenspeed/cli/warmup.py": {"engine.warmup"},
-    "tokenspeed/engine/attention.py": {"kernels.flashinfer_prefill"},
+    "tokenspeed/engine/attention_makers.py": {"kernels.flashinfer_prefill"},
     "tokenspeed/engine/client.py": {"engine.process"},
     "tokenspeed/engine/compile_job.py": {"engine.compile_process"},
     "tokenspeed/engine/rehearsal.py": {"engine.rehearsal_process"},

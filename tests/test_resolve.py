@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from tokenspeed.config import OPTIONS, Config, make_config
 from tokenspeed.draft import Resolution
+from tokenspeed.machine_facts import FlashInferFacts, MachineFacts
 from tokenspeed.options import ConfigError
 from tokenspeed.resolve import (
     RANGES,
     TOKEN_BUDGETS,
-    FlashInferFacts,
-    MachineFacts,
     ModelFacts,
     graph_sizes,
     levels,

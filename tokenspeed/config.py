@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenspeed.attention_backends import ATTENTION_BACKENDS
 from tokenspeed.options import ConfigError, Option, Settings, option, options_of, suggest
 from tokenspeed.request import POLICIES
 from tokenspeed.server_config import ServerConfig
@@ -187,7 +188,7 @@ class CompileConfig(Settings):
     attention_backend: str = option(
         "auto",
         "attention kernels; auto: flashinfer or else triton on a GPU, torch on a CPU",
-        choices=("auto", "torch", "triton", "flashinfer"),
+        choices=("auto", *ATTENTION_BACKENDS),
     )
     strict_backends: bool = option(
         False,

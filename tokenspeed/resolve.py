@@ -9,11 +9,13 @@ open for good. A settled config settles to itself, so a printed one can be start
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tokenspeed.attention_backends import ATTENTION_BACKENDS, FP8, Wanted, uses_triton
 from tokenspeed.config import LEVELS, Config
 from tokenspeed.draft import Draft, Resolution
+from tokenspeed.machine_facts import MachineFacts
 from tokenspeed.options import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 512, "cuda": 8192}
@@ -33,44 +35,11 @@ DTYPES = {
 }
 """The name of each dtype under all its names."""
 
-FP8 = "fp8_e4m3"
-"""What a cache of fp8 is unless said otherwise."""
-
 MOST_ROWS = 512
 """The largest batch that gets a CUDA graph unless asked for: larger ones gain nothing by it."""
 
-_BACKENDS = {"cpu": ("torch",), "cuda": ("flashinfer", "triton", "torch")}
-"""What serves attention, the best first."""
-
-_NOT_INSTALLED = "flashinfer-python is not installed"
-_NOT_BUILT = "its kernel takes minutes to compile and comes built with flashinfer-jit-cache"
-
 _FINE, _MIDDLE, _COARSE = (8, 64), (16, 256), (32, 512)
 """(step, up to): sizes between powers of two. Padding costs at most a step's worth of rows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlashInferFacts:
-    """What FlashInfer needs, and whether it is there. `built`: dtypes whose kernel is compiled;
-    `built_fp8`: those whose kernel for an fp8 cache is, too.
-    """
-
-    is_installed: bool = False
-    built: Sequence[str] = ()
-    built_fp8: Sequence[str] = ()
-    dtypes: Sequence[str] = ("bfloat16", "float16")
-    head_dim: int = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class MachineFacts:
-    """What the machine has. `capability`: of its GPU. `has_kernels`: whether Triton's run."""
-
-    has_cuda: bool
-    capability: tuple[int, int] | None = None
-    has_kernels: bool = False
-    flashinfer: FlashInferFacts = field(default_factory=FlashInferFacts)
-    cache_root: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +65,7 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None) -> 
     attention = _settle_attention(draft, device, machine, model)
     _refuse_cache_dtype(draft, attention, machine)
     level = _settle_level(draft, device, attention)
-    _settle_graphs(draft, has_graphs=device == "cuda" and attention != "torch" and level != 1)
+    _settle_graphs(draft, has_graphs=device == "cuda" and uses_triton(attention) and level != 1)
     on = f"on {'a CPU' if device == 'cpu' else 'CUDA'}"
     budget = TOKEN_BUDGETS[device]
     draft.settle("chunked_prefill_size", None, budget, f"{on}: what takes about a second")
@@ -128,10 +97,9 @@ def level_problem(level: int, device: str, attention: str | None) -> str | None:
     does = "replays CUDA graphs" if level == 2 else "measures CUDA kernels"
     if device != "cuda":
         return f"-O{level} {does}, and there is no CUDA device here; use -O1"
-    if attention == "torch":
-        return (
-            f"-O{level} cannot record what --attention-backend torch computes; use triton, or -O1"
-        )
+    if not uses_triton(attention):
+        told = f"-O{level} cannot record what --attention-backend {attention} computes"
+        return f"{told}; use triton, or -O1"
     return None
 
 
@@ -187,7 +155,7 @@ def _settle_cache_dtype(draft: Draft) -> None:
 
 
 def _refuse_cache_dtype(draft: Draft, attention: str | None, machine: MachineFacts) -> None:
-    is_kernel = draft.value("device") == "cuda" and attention != "torch"
+    is_kernel = draft.value("device") == "cuda" and uses_triton(attention)
     if is_kernel and draft.value("kv_cache_dtype") == FP8 and (machine.capability or ()) < (8, 9):
         there = ".".join(map(str, machine.capability or ()))
         raise ConfigError(
@@ -199,91 +167,59 @@ def _refuse_cache_dtype(draft: Draft, attention: str | None, machine: MachineFac
 def _settle_attention(
     draft: Draft, device: str, machine: MachineFacts, model: ModelFacts | None
 ) -> str | None:
-    """The backend: on a CPU torch's; on a GPU FlashInfer where it serves the model and its kernel
-    comes built, else Triton, else torch's. None: it hangs on the model.
+    """The backend that was asked for, or the best that serves the model here and keeps no start
+    waiting. None: it hangs on the model.
     """
     name: str = draft.value("attention_backend")
     if device == "cuda" and model is None and name in ("auto", "flashinfer"):
         draft.leave("attention_backend", "auto", "flashinfer or triton, by the model's layers")
         return None
-    lacks = _attention_lacks(draft, device, machine, model)
+    wanted = Wanted(device, draft.value("dtype"), draft.value("kv_cache_dtype"))
+    lacks = _attention_lacks(wanted, machine, model)
+    candidates = [each for each, row in ATTENTION_BACKENDS.items() if device in row.devices]
     if name != "auto":
         if problem := lacks[name]:
-            others = [other for other in _BACKENDS[device] if lacks[other] is None]
+            others = [other for other in candidates if lacks[other] is None]
             remedy = f"use {others[0]}" if others else "nor does any other serve this model here"
             raise ConfigError(f"--attention-backend {name}: {problem}; {remedy}")
         return name
-    dtype, is_fp8 = draft.value("dtype"), draft.value("kv_cache_dtype") != draft.value("dtype")
-    built = machine.flashinfer.built_fp8 if is_fp8 else machine.flashinfer.built
-    if lacks["flashinfer"] is None and dtype not in built:
-        lacks["flashinfer"] = _NOT_BUILT
-    if draft.value("strict_backends") and lacks["flashinfer"] in (_NOT_INSTALLED, _NOT_BUILT):
-        raise ConfigError(
-            f"--strict-backends: flashinfer would serve this model, but {lacks['flashinfer']}; "
-            "install it, or ask for --attention-backend triton"
-        )
     told: list[str] = []
-    for each in _BACKENDS[device]:
-        if lacks[each] is None:
-            fits = _why_it_fits(each, machine, is_fp8=is_fp8)
-            draft.settle("attention_backend", "auto", each, "; ".join(told) or fits)
+    for each in candidates:
+        backend = ATTENTION_BACKENDS[each]
+        gap = backend.missing(machine, wanted) or backend.unbuilt(machine, wanted)
+        problem = lacks[each] or gap
+        if problem is None:
+            why = "; ".join(told) or str(backend.fits(machine, wanted))
+            draft.settle("attention_backend", "auto", each, why)
             return each
-        told.append(f"not {each}: {lacks[each]}")
+        if problem == gap and draft.value("strict_backends"):
+            raise ConfigError(
+                f"--strict-backends: {each} would serve this model, but {problem}; install it, or "
+                "ask for --attention-backend triton"
+            )
+        told.append(f"not {each}: {problem}")
     raise ConfigError(f"no attention backend serves this model here: {'; '.join(told)}")
 
 
-def _why_it_fits(name: str, machine: MachineFacts, *, is_fp8: bool) -> str:
-    if name == "torch":
-        return "the backend of CPUs"
-    there = "".join(map(str, machine.capability or ()))
-    return (
-        f"head size {machine.flashinfer.head_dim} on sm_{there}: FlashAttention-3 for prompts, "
-        + ("FlashAttention-2 for those with a past in fp8, " if is_fp8 else "")
-        + "Triton for the rest"
-    )
-
-
 def _attention_lacks(
-    draft: Draft, device: str, machine: MachineFacts, model: ModelFacts | None
+    wanted: Wanted, machine: MachineFacts, model: ModelFacts | None
 ) -> dict[str, str | None]:
     """What each backend lacks for this model here: None if it can run."""
-    lacks: dict[str, str | None] = {
-        name: None if model is None else model.unserved.get(name)
-        for name in ("flashinfer", "triton", "torch")
+    unserved: Mapping[str, str] = {} if model is None else model.unserved
+    return {
+        name: backend.lacks(machine, wanted)
+        or unserved.get(name)
+        or backend.missing(machine, wanted)
+        for name, backend in ATTENTION_BACKENDS.items()
     }
-    if not machine.has_kernels:
-        lacks["triton"] = "its kernels need CUDA"
-    if device == "cpu":
-        lacks["flashinfer"] = "it needs CUDA"
-    else:
-        types = draft.value("dtype"), draft.value("kv_cache_dtype")
-        lacks["flashinfer"] = _flashinfer_lacks(machine, lacks["flashinfer"], *types)
-    return lacks
-
-
-def _flashinfer_lacks(
-    machine: MachineFacts, unserved: str | None, dtype: str, cache_dtype: str
-) -> str | None:
-    """What FlashInfer lacks on a GPU: None if it can run."""
-    library = machine.flashinfer
-    if machine.capability != (9, 0):
-        there = ".".join(map(str, machine.capability or ()))
-        return f"it needs a GPU of compute capability 9.0, not {there}"
-    if dtype not in library.dtypes:
-        return f"it computes in {' or '.join(library.dtypes)}, not in {dtype}"
-    if cache_dtype not in (dtype, FP8):
-        return f"it reads a cache of {dtype} or {FP8}, not of {cache_dtype}"
-    if unserved is not None:
-        return unserved
-    return None if library.is_installed else _NOT_INSTALLED
 
 
 def _settle_level(draft: Draft, device: str, attention: str | None) -> int | None:
     is_disabled = draft.config.compile.disable_cuda_graph
     if device == "cpu":
         draft.leave("level", None, "1 if the compile cache has the program, else 0")
-    elif attention == "torch":
-        draft.settle("level", None, 1, "torch's attention cannot be recorded as CUDA graphs")
+    elif not uses_triton(attention):
+        draft.settle("level", None, 1, f"{attention}'s attention cannot be recorded as CUDA graphs")
     elif is_disabled:
         draft.settle("level", None, 1, "--disable-cuda-graph")
     else:

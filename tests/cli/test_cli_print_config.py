@@ -14,7 +14,8 @@ from tokenspeed.cli.main import main
 from tokenspeed.cli.print_config import listing
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import GROUPS, LEVELS, OPTIONS
-from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
+from tokenspeed.machine_facts import FlashInferFacts, MachineFacts
+from tokenspeed.resolve import ModelFacts
 from tokenspeed.resolve import resolve as settle
 
 GROUP_HEADS = [f"# {group}" for group in GROUPS]

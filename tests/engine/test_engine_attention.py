@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 import torch
 
+from tokenspeed.attention_backends import ATTENTION_BACKENDS
 from tokenspeed.config import OPTIONS, make_config
-from tokenspeed.engine import attention
+from tokenspeed.engine import attention, attention_makers
 from tokenspeed.engine.attention import PendingAttention
+from tokenspeed.engine.attention_makers import ATTENTION_MAKERS
 from tokenspeed.engine.facts import unserved
 from tokenspeed.engine.slots import Slots
-from tokenspeed.kernels.attention_backends import ATTENTION_BACKENDS
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention, Prefill
 from tokenspeed.kernels.attention_torch import TorchAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
+from tokenspeed.machine_facts import FlashInferFacts, MachineFacts
 from tokenspeed.options import ConfigError
-from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts, resolve
+from tokenspeed.peers.table import PEER_VALUES
+from tokenspeed.resolve import ModelFacts, resolve
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SPEC = FullAttention(num_heads=4, num_kv_heads=2, head_dim=128, scale=0.1)
@@ -41,11 +44,18 @@ def model(name: str, **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "is_built", lambda name: name.endswith("sm90"))
+    monkeypatch.setattr(attention_makers, "is_built", lambda name: name.endswith("sm90"))
 
 
 def test_a_backend_for_each_choice() -> None:
-    assert set(ATTENTION_BACKENDS) | {"auto"} == set(OPTIONS["attention_backend"].choices)
+    assert OPTIONS["attention_backend"].choices == ("auto", *ATTENTION_BACKENDS)
+    assert ATTENTION_MAKERS.keys() == ATTENTION_BACKENDS.keys()
+    asked = {
+        ours for (option, _), (ours, _) in PEER_VALUES.items() if option == "attention_backend"
+    }
+    assert asked <= {"auto", *ATTENTION_BACKENDS}
+    for device in ("cpu", "cuda"):
+        assert any(device in backend.devices for backend in ATTENTION_BACKENDS.values())
 
 
 def test_each_backend_says_which_layers_it_serves() -> None:
@@ -98,7 +108,7 @@ def test_a_backend_is_made_with_its_library(
         return Prefill(Wrapper(), Wrapper())
 
     library = SimpleNamespace(make_prefill=make_prefill)
-    monkeypatch.setattr(attention, "_import_flashinfer", lambda: library)
+    monkeypatch.setattr(attention, "_import", lambda name: library)
     with caplog.at_level(logging.INFO, logger="tokenspeed"):
         assert type(result("auto")) is FlashInferAttention
         assert type(result("triton")) is TritonAttention
@@ -118,11 +128,11 @@ def test_a_backend_is_made_anew_for_other_pages(
     """Once for the trial, once to serve: a library that failed is not asked again."""
     asked = []
 
-    def fail() -> None:
+    def fail(name: str) -> None:
         asked.append(1)
         raise RuntimeError("no")
 
-    monkeypatch.setattr(attention, "_import_flashinfer", fail)
+    monkeypatch.setattr(attention, "_import", fail)
     for name in ("auto", "triton"):
         pending, groups = PendingAttention(model(name)), cache_groups([SPEC])
         slots = Slots(2, 64, 1, 16, CPU, scratch_page=0)
@@ -137,10 +147,10 @@ def test_a_backend_is_made_anew_for_other_pages(
 def test_a_library_that_fails_costs_speed_unless_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> None:
+    def fail(name: str) -> None:
         raise RuntimeError("versions do not match\nmore lines")
 
-    monkeypatch.setattr(attention, "_import_flashinfer", fail)
+    monkeypatch.setattr(attention, "_import", fail)
     with caplog.at_level(logging.INFO, logger="tokenspeed"):
         assert type(result("auto")) is TritonAttention
     assert "flashinfer is left out, since it fails here: versions do not match\n" in caplog.text

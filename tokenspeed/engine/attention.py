@@ -1,6 +1,7 @@
 """How the attention backend that `resolve` has settled is made.
 
-FlashInfer takes seconds to import: by its own file, beside the loading of weights.
+One that needs a library (FlashInfer takes seconds to import) has it imported beside the loading of
+weights.
 """
 
 from __future__ import annotations
@@ -9,22 +10,18 @@ import importlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
-
+from tokenspeed.attention_backends import ATTENTION_BACKENDS
+from tokenspeed.engine.attention_makers import ATTENTION_MAKERS, Attention, Parts
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.slots import Slots
-from tokenspeed.kernels.attention_backends import Attention
-from tokenspeed.kernels.attention_flashinfer import HEAD_DIM, FlashInferAttention
-from tokenspeed.kernels.attention_torch import TorchAttention
-from tokenspeed.kernels.attention_triton import TritonAttention
-from tokenspeed.kernels.flashinfer_builds import fp8_prefill_name, is_built, prefill_name
 from tokenspeed.kv.pool import PagePool
 from tokenspeed.kv.specs import CacheGroup
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.spans import carried, span
 
-_FLASHINFER = "tokenspeed.kernels.flashinfer_prefill"
+_INSTEAD = "triton"
+"""What serves where a library fails."""
 
 
 class PendingAttention:
@@ -41,15 +38,17 @@ class PendingAttention:
         self._reason = model.resolution.reasons.get(option, "as asked")
         self._library: Future[Any] | None = None
         size = model.settings.cache.block_size
-        if self._name != "torch" and size & (size - 1):
+        if ATTENTION_BACKENDS[self._name].uses_triton and size & (size - 1):
             raise ConfigError(
                 f"--block-size {size}: the {self._name} attention backend needs pages of a power "
                 "of two tokens; use 16, or --attention-backend torch"
             )
-        if self._name == "flashinfer":
-            _tell_of_builds(model.dtype, model.kv_dtype)
+        maker = ATTENTION_MAKERS[self._name]
+        if not maker.is_built(model.dtype, model.kv_dtype):
+            logger.info("%s compiles its kernel, unless it did before: minutes", self._name)
+        if maker.library is not None:
             importer = ThreadPoolExecutor(1, "import-attention")
-            self._library = importer.submit(carried(_import_flashinfer))
+            self._library = importer.submit(carried(_import), maker.library)
             importer.shutdown(wait=False)
 
     def make(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
@@ -58,21 +57,24 @@ class PendingAttention:
         """
         if self._library is not None:
             try:
-                return _flashinfer(self._library.result(), groups, pool, slots, self._dtype)
+                parts = Parts(groups, pool, slots, self._dtype, self._library.result())
+                return ATTENTION_MAKERS[self._name].make(parts)
             except (ImportError, OSError, RuntimeError) as error:
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                if self._is_asked_for:
-                    problem = f"--attention-backend flashinfer: it fails here: {lines[0]}"
-                    raise ConfigError(f"{problem}; use triton") from error
-                if self._is_strict:
-                    problem = f"--strict-backends: flashinfer fails here: {lines[0]}"
-                    raise ConfigError(f"{problem}; use --attention-backend triton") from error
-                logger.warning("flashinfer is left out, since it fails here: %s", lines[0])
-                self._name, self._reason = "triton", "flashinfer failed"
-                self._library = None
-        if self._name == "torch":
-            return TorchAttention(groups, pool, self._dtype)
-        return TritonAttention(groups, pool, slots.device_tables, self._dtype)
+                self._leave_out(error)
+        return ATTENTION_MAKERS[self._name].make(Parts(groups, pool, slots, self._dtype))
+
+    def _leave_out(self, error: Exception) -> None:
+        """Go on without the library, or raise ConfigError where that is not wanted."""
+        name = self._name
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if self._is_asked_for:
+            problem = f"--attention-backend {name}: it fails here: {told}"
+            raise ConfigError(f"{problem}; use {_INSTEAD}") from error
+        if self._is_strict:
+            problem = f"--strict-backends: {name} fails here: {told}"
+            raise ConfigError(f"{problem}; use --attention-backend {_INSTEAD}") from error
+        logger.warning("%s is left out, since it fails here: %s", name, told)
+        self._name, self._reason, self._library = _INSTEAD, f"{name} failed", None
 
     def result(self, groups: list[CacheGroup], pool: PagePool, slots: Slots) -> Attention:
         """The one that serves."""
@@ -82,25 +84,5 @@ class PendingAttention:
 
 
 @span("process.import")
-def _import_flashinfer() -> Any:
-    return importlib.import_module(_FLASHINFER)
-
-
-def _tell_of_builds(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    names = [prefill_name(dtype, HEAD_DIM)]
-    if kv_dtype != dtype:
-        names.append(fp8_prefill_name(dtype, HEAD_DIM))
-    if not all(map(is_built, names)):
-        logger.info("flashinfer compiles its prefill kernel, unless it did before: minutes")
-
-
-def _flashinfer(
-    library: Any, groups: list[CacheGroup], pool: PagePool, slots: Slots, dtype: torch.dtype
-) -> FlashInferAttention:
-    device, converts = pool.keys[0].device, pool.keys[0].dtype != dtype
-
-    def make() -> Any:
-        return library.make_prefill(device, converts=converts)
-
-    with span("kernels.warmup"):
-        return FlashInferAttention(groups, pool, slots.device_tables, make, dtype)
+def _import(library: str) -> Any:
+    return importlib.import_module(library)

@@ -8,7 +8,7 @@ import torch
 
 from tokenspeed.compile.cache import cache_root
 from tokenspeed.config import Config
-from tokenspeed.kernels.attention_backends import ATTENTION_BACKENDS
+from tokenspeed.engine.attention_makers import ATTENTION_MAKERS
 from tokenspeed.kernels.attention_flashinfer import DTYPES, HEAD_DIM, leaves_to_triton
 from tokenspeed.kernels.attention_step import AttentionSpec
 from tokenspeed.kernels.flashinfer_builds import (
@@ -18,8 +18,9 @@ from tokenspeed.kernels.flashinfer_builds import (
     prefill_name,
 )
 from tokenspeed.kernels.triton_jit import HAS_KERNELS
+from tokenspeed.machine_facts import FlashInferFacts, MachineFacts
 from tokenspeed.models.family import DecoderConfig, Family
-from tokenspeed.resolve import FlashInferFacts, MachineFacts, ModelFacts
+from tokenspeed.resolve import ModelFacts
 from tokenspeed.text.source import ModelSource, is_local
 
 
@@ -63,8 +64,8 @@ def unserved(specs: Sequence[AttentionSpec]) -> dict[str, str]:
     those that can are left out.
     """
     found: dict[str, str] = {}
-    for name, backend in ATTENTION_BACKENDS.items():
-        lacks = [why for spec in specs if (why := backend.supports(spec)) is not None]
+    for name, maker in ATTENTION_MAKERS.items():
+        lacks = [why for spec in specs if (why := maker.kind.supports(spec)) is not None]
         if lacks:
             found[name] = lacks[0]
     left = [leaves_to_triton(spec) for spec in specs]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from tokenspeed.attention_backends import uses_triton
 from tokenspeed.compile.runner import Executable
 from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.graph_work import GraphWork
@@ -90,7 +91,7 @@ def _needs(
 ) -> Needs:
     """What pages must leave room for: measured on a GPU, where memory is the engine's own."""
     settings = model.settings
-    if model.device.type != "cuda" or settings.compile.attention_backend == "torch":
+    if model.device.type != "cuda" or not uses_triton(settings.compile.attention_backend):
         return Needs()
     needs = try_out(
         *(settings, executable, groups, pending),

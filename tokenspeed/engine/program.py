@@ -36,12 +36,12 @@ from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.compile.warm import import_inductor, load_program
 from tokenspeed.config import COMPILE_TIME, CompileConfig, Config
+from tokenspeed.engine.attention_makers import ATTENTION_MAKERS
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.native import obtain_native
 from tokenspeed.engine.tile_tables import TileKernels, machine_name
-from tokenspeed.kernels.attention_backends import ATTENTION_BACKENDS
 from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
 from tokenspeed.models.blocks import pack
@@ -79,7 +79,7 @@ def target_of(model: ServedModel, config: Config) -> Target:
         dtype=model.dtype,
         device=model.device,
         ranges=token_ranges(settings.compile_ranges),
-        fuses_prologue=ATTENTION_BACKENDS[settings.attention_backend].fuses_prologue,
+        fuses_prologue=ATTENTION_MAKERS[settings.attention_backend].kind.fuses_prologue,
         disabled_passes=tuple(sorted(disabled)),
         strict_passes=settings.strict_passes,
         layout=model.layout,
