@@ -277,7 +277,11 @@ def job_of(request_id: str) -> str:
 
 
 def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:
-    """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context."""
+    """Tokens to generate: what was asked, or what fits. Prompt plus output may fill the context.
+    Raises InvalidRequest.
+    """
+    if not num_prompt:
+        raise InvalidRequest("the prompt is empty: it needs at least one token", "prompt")
     room = max_model_len - num_prompt
     if params.max_tokens is None and room >= 1:
         return room
@@ -291,28 +295,6 @@ def resolve_max_tokens(num_prompt: int, params: SamplingParams, max_model_len: i
             "context_length_exceeded",
         )
     return wanted
-
-
-def max_tokens_in_pool(
-    num_prompt: int, params: SamplingParams, max_model_len: int, capacity: int
-) -> int:
-    """The same where all but the last token is kept in a pool of `capacity` tokens. A request that
-    names no `max_tokens` gets what fits both the context and the pool.
-    """
-    if not num_prompt:
-        raise InvalidRequest("the prompt is empty: it needs at least one token", "prompt")
-    max_tokens = resolve_max_tokens(num_prompt, params, max_model_len)
-    if params.max_tokens is None:
-        max_tokens = max(1, min(max_tokens, capacity - num_prompt + 1))
-    needed = max(num_prompt, num_prompt + max_tokens - 1)
-    if needed > capacity:
-        raise InvalidRequest(
-            f"this request needs {needed} tokens of KV cache, but the pool has {capacity}: shorten "
-            "the prompt, lower max_tokens, or start with a larger --max-total-tokens",
-            "prompt",
-            "context_length_exceeded",
-        )
-    return max_tokens
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,7 @@ class Bench:
         block_size: int = 4,
         max_num_seqs: int = 4,
         token_budget: int = 16,
-        max_model_len: int = 256,
+        max_model_len: int | None = None,
         tokens_per_step: int = 1,
         prefill_first: bool = False,
         depth: int = 0,
@@ -39,7 +39,7 @@ class Bench:
             self.kv,
             max_num_seqs=max_num_seqs,
             token_budget=token_budget,
-            max_model_len=max_model_len,
+            max_model_len=max_model_len or min(256, num_pages * block_size),
             tokens_per_step=tokens_per_step,
             prefill_first=prefill_first,
         )

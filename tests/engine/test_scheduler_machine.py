@@ -87,11 +87,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.has_priorities = has_priorities
         groups = [CacheGroup(SPEC, (layer,)) for layer in range(num_groups)]
         self.kv = KVManager(groups, num_pages, block_size, enable_prefix_caching)
+        self.max_model_len = min(MAX_MODEL_LEN, num_pages * block_size)
         self.scheduler = Scheduler(
             self.kv,
             max_num_seqs=num_slots,
             token_budget=tokens_per_step + extra_budget,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=self.max_model_len,
             tokens_per_step=tokens_per_step,
             prefill_first=prefill_first,
         )
@@ -136,8 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.add(request)
         except InvalidRequest:
             length = len(prompt) + (1 if params.max_tokens is None else params.max_tokens)
-            capacity = self.kv.num_pages * self.kv.block_size
-            assert length > MAX_MODEL_LEN or max(length - 1, len(prompt)) > capacity
+            assert length > self.max_model_len
             return
         self.requests[spec.id], self.received[spec.id] = request, []
 

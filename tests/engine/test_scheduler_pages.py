@@ -6,7 +6,7 @@ import pytest
 from scheduler_bench import Bench
 
 from tokenspeed.engine.record import Request, State
-from tokenspeed.request import GenerateRequest, InvalidRequest, SamplingParams
+from tokenspeed.request import GenerateRequest, SamplingParams
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -153,17 +153,15 @@ def test_a_slot_is_not_given_away_under_a_launched_step() -> None:
     assert bench.tokens("a") == []
 
 
-def test_what_cannot_fit_the_pool_is_refused_with_both_numbers() -> None:
-    bench = Bench(num_pages=4, block_size=4, max_model_len=1000)
-    with pytest.raises(InvalidRequest, match="needs 17 tokens of KV cache, but the pool has 16"):
-        bench.add("a", [1] * 10, max_tokens=8)
-    with pytest.raises(InvalidRequest, match="needs 17 tokens"):
-        bench.add("b", [1] * 17)
-    bench.add("c", [1] * 10, max_tokens=7)
-    bench.add("d", [1] * 10)
+def test_a_request_of_full_length_fits_the_pool() -> None:
+    with pytest.raises(AssertionError, match="has to fit the pool"):
+        Bench(num_pages=4, block_size=4, max_model_len=17)
+    bench = Bench(num_pages=4, block_size=4, max_model_len=16)
+    bench.add("a", [1] * 10, max_tokens=6)
+    bench.add("b", [2] * 10)
     bench.run()
-    assert len(bench.tokens("d")) == 7, "without max_tokens: what fits the pool"
-    assert bench.scheduler.stats.num_waiting == 0
+    assert len(bench.tokens("b")) == 6, "without max_tokens: what fits"
+    bench.assert_alone("a")
 
 
 def test_page_tables_reach_the_worker_in_pieces() -> None:

@@ -30,12 +30,7 @@ from tokenspeed.engine.residents import Residents
 from tokenspeed.engine.sampler import ERRORS
 from tokenspeed.kernels.sample_rows import NOT_FINITE
 from tokenspeed.kv.manager import KVManager
-from tokenspeed.request import (
-    FinishReason,
-    InvalidRequest,
-    RequestDelta,
-    max_tokens_in_pool,
-)
+from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta, resolve_max_tokens
 
 
 @dataclass(slots=True)
@@ -73,14 +68,14 @@ class Scheduler:
         tokens_per_step: int = 1,
         prefill_first: bool = False,
     ) -> None:
-        assert max_num_seqs > 0 and max_model_len > 0 and 0 < tokens_per_step <= token_budget
+        assert max_num_seqs > 0 and 0 < tokens_per_step <= token_budget
+        assert 0 < max_model_len <= kv.num_pages * kv.block_size, "a request has to fit the pool"
         self._kv = kv
         self._token_budget = token_budget
         self._max_model_len = max_model_len
         self._tokens_per_step = tokens_per_step
         decodes, prompts = (self._plan_decodes,), (self._plan_prefills, self._admit)
         self._plans = prompts + decodes if prefill_first else decodes + prompts
-        self._capacity = kv.num_pages * kv.block_size
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of rank
         self._residents = Residents(kv, max_num_seqs)
@@ -131,8 +126,8 @@ class Scheduler:
         """Check a request and settle its `max_tokens`, or raise InvalidRequest with no change."""
         if request.id in self._requests:
             raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
-        request.max_tokens = max_tokens_in_pool(
-            request.num_prompt, request.params, self._max_model_len, self._capacity
+        request.max_tokens = resolve_max_tokens(
+            request.num_prompt, request.params, self._max_model_len
         )
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
@@ -233,7 +228,7 @@ class Scheduler:
             return request.num_prompt
         if self._tokens_per_step == 1:
             return request.num_prompt + request.max_tokens - 1
-        return min(self._max_model_len, self._capacity)
+        return self._max_model_len
 
     def _plan_decodes(self, plan: _Plan) -> None:
         """Decodes that would fill the budget leave a share to running prefills, and take turns."""
