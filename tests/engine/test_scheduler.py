@@ -97,6 +97,25 @@ def test_decodes_come_first_and_a_long_prefill_progresses_beside_them() -> None:
         bench.assert_alone(name)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("budget", "width"), [(2, 2), (4, 4), (8, 7)])
+def test_decodes_and_a_prefill_take_turns_where_the_budget_holds_one_of_them(
+    budget: int, width: int, depth: int
+) -> None:
+    bench = Bench(token_budget=budget, tokens_per_step=width, depth=depth, accept=lambda row: 1)
+    bench.add("a", [1], max_tokens=60)
+    bench.add("b", [2, 3] * 60, max_tokens=60)
+    while bench.requests["a"].state is not State.DECODING:
+        bench.step()
+    rows = [row for _ in range(16) if (batch := bench.step()) for row in batch.rows]
+    assert bench.requests["b"].state is State.PREFILLING
+    assert sum(row.decode for row in rows) == 8
+    assert sum(not row.decode for row in rows) >= 8
+    bench.run()
+    for name in "ab":
+        bench.assert_alone(name)
+
+
 @pytest.mark.parametrize("token_budget", [4, 5, 8, 11])
 def test_more_decodes_than_budget_take_turns(token_budget: int) -> None:
     bench = Bench(token_budget=token_budget, tokens_per_step=4, accept=lambda row: 1)

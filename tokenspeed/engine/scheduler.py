@@ -236,6 +236,8 @@ class Scheduler:
         ready = [one for one in running if one.can_decode and one.last_step != plan.step]
         to_prefill = sum(one.num_to_prefill for one in running)
         floor = min(to_prefill, max(1, plan.budget // 4))
+        if plan.budget - floor < width and plan.step % 2:
+            floor = 0  # there is no budget for both: they have every second step
         if len(ready) * width > plan.budget - floor:
             ready.sort(key=lambda one: one.last_step)
         for admission in ready:
