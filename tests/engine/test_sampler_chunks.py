@@ -106,7 +106,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("max_len", [24, 700])
 @pytest.mark.parametrize("kind", KINDS)
-def test_edits_take_no_more_than_what_rows_at_once_counts_on(kind: str, max_len: int) -> None:
+def test_edits_take_no_more_than_what_is_counted_on(kind: str, max_len: int) -> None:
     """In place: only counts are as long as the vocabulary, and logits are there before."""
     count = 64
     taken = edit(rows(count, **KINDS[kind]), max_len)
@@ -116,11 +116,11 @@ def test_edits_take_no_more_than_what_rows_at_once_counts_on(kind: str, max_len:
         assert taken <= count * edits._PLACE_BYTES * max_len
 
 
-def test_rows_at_once_hangs_on_both_lengths() -> None:
-    assert edits.rows_at_once(151936, 4096) == 192
-    assert edits.rows_at_once(151936, 40960) == 96
-    assert edits.rows_at_once(1 << 20, 1 << 20) == 16, "the fewest"
-    assert [logprobs.rows_at_once(v) for v in (100, 151936, 1 << 22)] == [256, 208, 16]
+def test_rows_edited_together_hang_on_both_lengths() -> None:
+    assert edits.rows_edited_together(151936, 4096) == 192
+    assert edits.rows_edited_together(151936, 40960) == 96
+    assert edits.rows_edited_together(1 << 20, 1 << 20) == 16, "the fewest"
+    assert [logprobs.rows_scored_together(v) for v in (100, 151936, 1 << 22)] == [256, 208, 16]
 
 
 def test_rows_edited_in_parts_get_the_tokens_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

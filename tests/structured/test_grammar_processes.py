@@ -135,7 +135,7 @@ def test_a_process_that_is_gone_ends_those_it_was_at(
     together = run(engine, requests)
     broken = {key for key, each in together.items() if each.error is not None}
     digits = {"r1", "r3", "r5", "r7"}
-    if times < remote.MAX_PROCESSES:
+    if times < remote.MAX_ATTEMPTS:
         assert len(broken & digits) <= times and broken <= digits
     else:
         assert broken == digits
@@ -197,7 +197,7 @@ def test_a_process_that_is_asked_nothing_ends(
     time.sleep(0.1)
     before = children()
     monkeypatch.setattr(pools, "KEEP_S", 0.1)
-    for _ in range(remote.MAX_PROCESSES + 2):
+    for _ in range(remote.MAX_ATTEMPTS + 2):
         expected = tokens(run(engine, [ask("a", 1, DIGITS)]))
         grammar = grammar_of(engine, DIGITS)
         link = grammar._link

@@ -127,7 +127,7 @@ class LogitEdits:
             logits[rows, ids] = torch.where(early, -math.inf, logits[rows, ids])
 
 
-def rows_at_once(vocab_size: int, max_len: int) -> int:
+def rows_edited_together(vocab_size: int, max_len: int) -> int:
     """How many rows may be edited together, each of a request of at most `max_len` tokens."""
     row_bytes = _TOKEN_BYTES * vocab_size + _PLACE_BYTES * max_len
     return max(_MULTIPLE, _MOST_BYTES // row_bytes // _MULTIPLE * _MULTIPLE)

@@ -48,7 +48,7 @@ class Scores:
         ]
 
 
-def rows_at_once(vocab_size: int) -> int:
+def rows_scored_together(vocab_size: int) -> int:
     """How many rows are scored together: 208 of a vocabulary of 152,000."""
     rows = _MOST_BYTES // (4 * vocab_size) // _MULTIPLE * _MULTIPLE
     return min(_MOST_ROWS, max(_MULTIPLE, rows))
@@ -64,7 +64,7 @@ def score_in_chunks(
     """Score `ids` [N] under the logits of `rows` (of N hidden states, or N indices), which
     `logits_of` makes: [n, V] of any floating dtype for n of them.
     """
-    size = rows_at_once(vocab_size)
+    size = rows_scored_together(vocab_size)
     chunks = [
         score_rows(logits_of(some), wanted, with_top)
         for some, wanted in zip(torch.split(rows, size), torch.split(ids, size), strict=True)

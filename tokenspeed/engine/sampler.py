@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenspeed.batch import SlotStart
-from tokenspeed.engine.edits import LogitEdits, make_edits, rows_at_once
+from tokenspeed.engine.edits import LogitEdits, make_edits, rows_edited_together
 from tokenspeed.engine.pinned import send
 from tokenspeed.kernels.sample_rows import NO_TOKEN, NOT_FINITE, RowParams, sample_rows
 from tokenspeed.kernels.score_rows import score_rows
@@ -63,7 +63,7 @@ def plan_sampling(
     """Plan for the sampled rows of a step, in row order. `eos_ids` end a request (for
     `min_tokens`); none has more than `max_len` tokens.
     """
-    size = rows_at_once(vocab_size, max_len)
+    size = rows_edited_together(vocab_size, max_len)
     edits = tuple(
         make_edits(starts[begin : begin + size], eos_ids, device)
         for begin in range(0, len(starts), size)

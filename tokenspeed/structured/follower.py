@@ -50,7 +50,7 @@ def follow(connection: Connection, job_file: int, board_file: int, table: TokenT
         verdict = f"the grammar cannot be used: {type(error).__name__}"
     else:
         connection.send_bytes(msgspec.msgpack.encode(Verdict("")))
-        _Follower(matcher, table, board_file).serve(connection, LAST * job.keep_s)
+        _MaskMaker(matcher, table, board_file).serve(connection, LAST * job.keep_s)
         return
     connection.send_bytes(msgspec.msgpack.encode(Verdict(verdict)))
 
@@ -63,7 +63,7 @@ def end_with_parent() -> None:
         os._exit(0)
 
 
-class _Follower:
+class _MaskMaker:
     def __init__(self, matcher: LLMatcher, table: TokenTable, board_file: int) -> None:
         self._matcher = matcher
         self._eos_ids = frozenset(table.eos_ids)

@@ -25,8 +25,8 @@ from tokenspeed.structured.orders import ROWS, Ask, Job, Place, Told, Verdict
 MASK_BUDGET_S = 5.0
 """What all masks of a sequence may take, beside `MASK_SHARE_S` for each of its tokens."""
 MASK_SHARE_S = 0.005
-MAX_PROCESSES = 3
-"""Of one grammar, one after the other."""
+MAX_ATTEMPTS = 3
+"""Processes of one grammar, one after the other."""
 _SLOW_S = 1.0
 _TOO_LARGE = "it takes more memory than a grammar may, or broke the grammar engine; make it smaller"
 
@@ -191,7 +191,7 @@ class RemoteGrammar:
         at = self._link.num_done if self._link is not None else 0
         self.close()
         asked, self._asked = self._asked, []
-        if not self._is_compiled or self._num_opened >= MAX_PROCESSES:
+        if not self._is_compiled or self._num_opened >= MAX_ATTEMPTS:
             self.error = reason
             return
         self._is_compiled, self._began_at = False, time.monotonic()
