@@ -58,7 +58,7 @@ def test_what_is_packed_arrives_as_it_was(
 ) -> None:
     digest = write_archive(tmp_path / "a.tar", members)
     bundle = unpack(read_archive(tmp_path / "a.tar", digest))
-    assert [install(cache, parcel) for parcel in bundle.parcels] == [True, True]
+    assert [install(cache, packed) for packed in bundle.entries] == [True, True]
     assert install_kernels(cache, bundle.kernels) == [KERNELS]
     assert bundle.device_kernels == sorted(all_kinds(), key=lambda kernel: kernel.place)
     for counts in ({"triton": 2, "flashinfer": 1}, {}):
@@ -81,8 +81,8 @@ def test_what_is_there_stays(members: dict[str, bytes], cache: CompileCache) -> 
 
     there = cache.store(FACTS, "name", another)
     there.write_tuning(b"[2]")
-    first, second = unpack(members).parcels
-    by_facts = {parcel.manifest.facts["compile"]["dtype"]: parcel for parcel in (first, second)}
+    first, second = unpack(members).entries
+    by_facts = {packed.manifest.facts["compile"]["dtype"]: packed for packed in (first, second)}
     assert not install(cache, by_facts["float32"]) and install(cache, by_facts["bfloat16"])
     assert found(cache).files["plan.json"] == b"{ }"
     assert found(cache).read_tuning() == b"[2]"
@@ -91,7 +91,7 @@ def test_what_is_there_stays(members: dict[str, bytes], cache: CompileCache) -> 
 def test_a_damaged_entry_is_replaced(members: dict[str, bytes], cache: CompileCache) -> None:
     there = cache.store(FACTS, "name", fill)
     os.truncate(there.folder / PIECE, 3)
-    assert all(install(cache, parcel) for parcel in unpack(members).parcels)
+    assert all(install(cache, packed) for packed in unpack(members).entries)
     assert isinstance(cache.look(FACTS), Entry)
 
 
@@ -102,7 +102,7 @@ def test_a_cache_that_others_may_write_is_not_filled(
     (cache.root / "v1").chmod(0o777)
     bundle = unpack(members)
     with pytest.raises(OSError, match="others may write"):
-        install(cache, bundle.parcels[0])
+        install(cache, bundle.entries[0])
     (cache.root / "native").mkdir()
     (cache.root / "native").chmod(0o777)
     with pytest.raises(OSError, match="others may write"):
@@ -118,7 +118,7 @@ def test_an_import_that_breaks_off_leaves_nothing(
 
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(OSError, match="No space left"):
-        install(cache, unpack(members).parcels[0])
+        install(cache, unpack(members).entries[0])
     assert not [path for path in cache.root.rglob("*") if not path.name.endswith(".lock")][1:]
 
 
@@ -244,8 +244,8 @@ def test_nothing_is_loaded_on_the_way(
     monkeypatch.setattr(inductor_api, "load", None)
     monkeypatch.setattr(transfer.native, "load", None)
     bundle = unpack(members)
-    for parcel in bundle.parcels:
-        install(cache, parcel)
+    for packed in bundle.entries:
+        install(cache, packed)
     install_kernels(cache, bundle.kernels)
 
 

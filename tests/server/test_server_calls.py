@@ -16,7 +16,7 @@ from tool_fakes import QWEN, TOOLS, asking
 from tokenspeed.server.api import APIS
 from tokenspeed.server.app import create_app
 from tokenspeed.server.calls import CALLS
-from tokenspeed.server.info import LOOKS
+from tokenspeed.server.info import INFO_ROUTES
 from tokenspeed.server.page_routes import PAGE_PATHS
 
 TEXT = "Hi \u00e9\U0001fae0<|im_end|>"
@@ -226,7 +226,9 @@ async def test_the_document_is_whole_and_current(ask: Asker) -> None:
         body = operations[row.path, "post"]["requestBody"]["content"]["application/json"]
         assert body["schema"] == {"$ref": f"#/components/schemas/{name}"}
         assert set(schemas[name]["properties"]) == set(row.request.__struct_fields__)
-    assert not [look for look in LOOKS if look.answer and look.answer.__name__ not in schemas]
+    assert not [
+        route for route in INFO_ROUTES if route.answer and route.answer.__name__ not in schemas
+    ]
 
 
 async def test_answers_are_of_the_types_that_the_document_names(ask: Asker) -> None:

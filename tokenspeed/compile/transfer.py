@@ -55,7 +55,7 @@ _NATIVE_FILE = re.compile(r"native-[0-9a-f]{16}\.so")
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedEntry:
     """An entry on its way: its files, without manifest, READY and tuning table."""
 
     name: str
@@ -68,7 +68,7 @@ class Parcel:
 class Bundle:
     """What an archive holds, checked: entries, CPU kernels by file name, and GPU kernels."""
 
-    parcels: list[Parcel] = field(default_factory=list)
+    entries: list[PackedEntry] = field(default_factory=list)
     kernels: dict[str, bytes] = field(default_factory=dict)
     device_kernels: list[Kernel] = field(default_factory=list)
 
@@ -108,28 +108,28 @@ def unpack(members: Mapping[str, bytes]) -> Bundle:
             by_kernel.setdefault((kind, place, rest[0]), {})[rest[1]] = data
         else:
             raise ArchiveError(f"{name} has no place in a cache")
-    bundle.parcels.extend(_parcel(name, files) for name, files in by_entry.items())
-    if not bundle.parcels:
+    bundle.entries.extend(_packed_entry(name, files) for name, files in by_entry.items())
+    if not bundle.entries:
         raise ArchiveError("there is no entry in it")
-    known = {environment_of(parcel.manifest.facts) for parcel in bundle.parcels}
+    known = {environment_of(packed.manifest.facts) for packed in bundle.entries}
     for identity, files in by_kernel.items():
         bundle.device_kernels.append(_kernel(Kernel(*identity, files), known))
     return bundle
 
 
-def install(cache: CompileCache, parcel: Parcel) -> bool:
+def install(cache: CompileCache, packed: PackedEntry) -> bool:
     """Put an entry into the cache; False if it is there, and stays as it is. Raises OSError where
     nothing can be written.
     """
-    if isinstance(cache.find(parcel.manifest.facts), Entry):
+    if isinstance(cache.find(packed.manifest.facts), Entry):
         return False
     entry = cache.store(
-        parcel.manifest.facts,
-        parcel.name.rpartition("-")[0],
-        lambda folder: _fill(folder, parcel),
+        packed.manifest.facts,
+        packed.name.rpartition("-")[0],
+        lambda folder: _fill(folder, packed),
     )
-    if parcel.tuning is not None and entry.read_tuning() is None:
-        entry.write_tuning(parcel.tuning)
+    if packed.tuning is not None and entry.read_tuning() is None:
+        entry.write_tuning(packed.tuning)
     return True
 
 
@@ -182,7 +182,7 @@ def _kernel(kernel: Kernel, environments: Collection[str]) -> Kernel:
     return kernel
 
 
-def _parcel(name: str, files: dict[str, bytes]) -> Parcel:
+def _packed_entry(name: str, files: dict[str, bytes]) -> PackedEntry:
     for needed in (MANIFEST, READY):
         if needed not in files:
             raise ArchiveError(f"{VERSION}/{name}/{needed} is missing")
@@ -198,15 +198,15 @@ def _parcel(name: str, files: dict[str, bytes]) -> Parcel:
             check_file(manifest, file, content)
     except Damaged as error:
         raise ArchiveError(f"{VERSION}/{name}: {error}") from error
-    return Parcel(name, manifest, files, tuning)
+    return PackedEntry(name, manifest, files, tuning)
 
 
-def _fill(folder: Path, parcel: Parcel) -> Contents:
-    for name, data in parcel.files.items():
+def _fill(folder: Path, packed: PackedEntry) -> Contents:
+    for name, data in packed.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    return parcel.manifest.contents
+    return packed.manifest.contents
 
 
 def _kernel_name() -> str | None:

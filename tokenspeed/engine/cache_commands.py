@@ -103,22 +103,22 @@ def _import(cache: CompileCache, config: Config, *, path: str, sha256: str | Non
     """Put what an archive holds into the cache, once every digest in it has matched."""
     bundle = unpack(read_archive(Path(path), sha256))
     _install(cache, bundle)
-    fitness = Fitness((parcel.manifest.facts for parcel in bundle.parcels), machine_facts)
+    fitness = Fitness((packed.manifest.facts for packed in bundle.entries), machine_facts)
     useless = 0
-    for parcel in bundle.parcels:
-        if changes := fitness.misfits(parcel.manifest.facts):
+    for packed in bundle.entries:
+        if changes := fitness.misfits(packed.manifest.facts):
             useless += 1
-            print(f"{parcel.name} is of no use to this machine as it is:")
+            print(f"{packed.name} is of no use to this machine as it is:")
             _print_changes(explained(changes, os.environ))
-    if useless == len(bundle.parcels):
+    if useless == len(bundle.entries):
         logger.warning("nothing in %s fits this machine: a start here takes none of it", path)
     return 0
 
 
 def _install(cache: CompileCache, bundle: Bundle) -> None:
-    for parcel in bundle.parcels:
-        is_new = install(cache, parcel)
-        print(f"{parcel.name}: {'imported' if is_new else 'is there already: nothing to do'}")
+    for packed in bundle.entries:
+        is_new = install(cache, packed)
+        print(f"{packed.name}: {'imported' if is_new else 'is there already: nothing to do'}")
     for name in install_kernels(cache, bundle.kernels):
         print(f"{name}: imported")
     for kind, count in install_device_kernels(cache, bundle.device_kernels).items():

@@ -38,7 +38,7 @@ BEHIND_BYTES = 1 << 16
 """A connection that has more than this to send is behind: its writers wait."""
 _FRAMED = {b"content-length", b"transfer-encoding"}
 """Headers without which an answer over HTTP/1.1 comes in chunks."""
-LOOKS = 8
+CHECKS_PER_STALL = 8
 """While they wait, a stall is looked for so many times in its limit."""
 
 
@@ -167,7 +167,7 @@ class _Connection(TCPServer):
         taken, since = self._num_taken, now()
         while True:
             try:
-                async with asyncio.timeout(self._stall_s / LOOKS):
+                async with asyncio.timeout(self._stall_s / CHECKS_PER_STALL):
                     await self.writer.drain()
                 return
             except TimeoutError as error:

@@ -30,7 +30,7 @@ Handler = Callable[[ServerState, Scope, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Look:
+class InfoRoute:
     """What is asked for without a body. `answer` None: the answer is no JSON, or has no body."""
 
     method: str
@@ -187,24 +187,24 @@ async def delete_response(state: ServerState, scope: Scope, send: Send) -> None:
 
 
 RESPONSE = "/v1/responses/{id}"
-LOOKS = (
-    Look("GET", "/v1/models", "Names that are served", models, ModelList),
-    Look("GET", "/v1/models/{id:path}", "One of them", model, ModelCard),
-    Look("GET", RESPONSE, "A response that is kept", response, Response),
-    Look("DELETE", RESPONSE, "Forget a response", delete_response, DeletedResponse),
-    Look("GET", "/health", "Whether the process lives", health),
-    Look("GET", "/ping", "As /health", health),
-    Look("GET", "/ready", "Whether new requests are taken", ready, Readiness),
-    Look("GET", "/version", "The server's version", version, Version),
-    Look("GET", "/server_info", "Model, engine and settings", server_info, ServerInfo),
-    Look("GET", "/metrics", "Prometheus", metrics),
+INFO_ROUTES = (
+    InfoRoute("GET", "/v1/models", "Names that are served", models, ModelList),
+    InfoRoute("GET", "/v1/models/{id:path}", "One of them", model, ModelCard),
+    InfoRoute("GET", RESPONSE, "A response that is kept", response, Response),
+    InfoRoute("DELETE", RESPONSE, "Forget a response", delete_response, DeletedResponse),
+    InfoRoute("GET", "/health", "Whether the process lives", health),
+    InfoRoute("GET", "/ping", "As /health", health),
+    InfoRoute("GET", "/ready", "Whether new requests are taken", ready, Readiness),
+    InfoRoute("GET", "/version", "The server's version", version, Version),
+    InfoRoute("GET", "/server_info", "Model, engine and settings", server_info, ServerInfo),
+    InfoRoute("GET", "/metrics", "Prometheus", metrics),
 )
 
 
 def info_routes(state: ServerState) -> list[Route]:
     handlers: dict[str, dict[str, Handler]] = {}
-    for look in LOOKS:
-        handlers.setdefault(look.path, {})[look.method] = look.handler
+    for route in INFO_ROUTES:
+        handlers.setdefault(route.path, {})[route.method] = route.handler
     return [
         Route(path, Endpoint(state, by_method), methods=list(by_method))
         for path, by_method in handlers.items()

@@ -13,7 +13,7 @@ from tokenspeed import __version__
 from tokenspeed.server.api import APIS
 from tokenspeed.server.calls import CALLS
 from tokenspeed.server.errors import ANTHROPIC_PATH, AnthropicError, ErrorEnvelope
-from tokenspeed.server.info import LOOKS
+from tokenspeed.server.info import INFO_ROUTES
 from tokenspeed.server.middleware import OPEN_PATHS
 
 PATH = "/openapi.json"
@@ -26,7 +26,7 @@ def document() -> bytes:
     """OpenAPI 3.1, as JSON."""
     rows: list[Any] = [*APIS.values(), *CALLS]
     kinds = {kind for row in rows for kind in (row.request, row.answer) if kind}
-    kinds |= {look.answer for look in LOOKS if look.answer}
+    kinds |= {route.answer for route in INFO_ROUTES if route.answer}
     ordered = sorted(kinds | set(_ERRORS), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     named = dict(zip(ordered, schemas, strict=True))
@@ -39,10 +39,10 @@ def document() -> bytes:
     for call in CALLS:
         operation = _operation(call.path, call.summary, named, call.answer)
         paths[call.path] = {"post": operation | _body(named[call.request])}
-    for look in LOOKS:
-        path = look.path.replace(":path}", "}")
-        operation = _operation(path, look.summary, named, look.answer)
-        paths.setdefault(path, {})[look.method.lower()] = operation
+    for route in INFO_ROUTES:
+        path = route.path.replace(":path}", "}")
+        operation = _operation(path, route.summary, named, route.answer)
+        paths.setdefault(path, {})[route.method.lower()] = operation
     paths[PATH] = {"get": _operation(PATH, "This document", named, None)}
     for path, operations in paths.items():
         for method, operation in operations.items():

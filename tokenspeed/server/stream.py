@@ -83,16 +83,16 @@ async def stream_job(state: ServerState, job: Job, events: Events) -> AsyncGener
     if head := events.start():
         yield head
     async with job.start(state) as generation:
-        with Pulse(PING_AFTER_S, generation.nudge) as pulse:
+        with KeepAlive(PING_AFTER_S, generation.nudge) as keep_alive:
             while not generation.is_done:
                 block: list[bytes] = []
                 for piece in await generation.take():
                     count.add(piece)
                     block.append(await _shown(state, events, piece, count))
                 joined = b"".join(block)
-                if joined or pulse.is_due:  # pieces may come that show nothing
+                if joined or keep_alive.is_due:  # pieces may come that show nothing
                     yield joined or PING
-                    pulse.restart()
+                    keep_alive.restart()
     yield await events.end(count)
 
 
@@ -114,7 +114,7 @@ async def run_job(state: ServerState, job: Job, events: Events) -> None:
     await events.end(count)
 
 
-class Pulse:
+class KeepAlive:
     """Calls `beat` when `seconds` have passed since the last restart. Restarting moves no timer, so
     it costs next to nothing: one timer goes off every `seconds` and looks.
     """
@@ -125,7 +125,7 @@ class Pulse:
         self.restart()
         self._timer = self._loop.call_at(self._due, self._look)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> KeepAlive:
         return self
 
     def __exit__(self, *_: object) -> None:
