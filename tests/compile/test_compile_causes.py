@@ -84,6 +84,14 @@ def test_sources_follow_from_the_model_and_from_the_layout() -> None:
     assert told([edited, change(LAYOUT)])[edited.name] == "the version of TokenSpeed"
 
 
+def test_another_pipeline_is_nobodys_setting() -> None:
+    changes = [change(PASS, "absent", "'on'"), change("sources.passes/__init__.py")]
+    cause = "follows from sources.passes/__init__.py"
+    assert told(changes)[PASS] == explained(changes)[-1].set_by == cause
+    assert told(changes, "--compile-ranges")[PASS] == "--compile-ranges"
+    assert told([change(PASS, "absent", "'on'")])[PASS] == "--compile-ranges there"
+
+
 def test_followers_come_last_and_a_log_names_what_could_be_set() -> None:
     """Of a start nobody knows there what was given."""
     found = explained([change("compile.dtype"), change(LAYOUT), change("versions.torch")])

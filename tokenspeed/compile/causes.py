@@ -41,6 +41,8 @@ class _Cause:
 
 
 _OURS = "the version of TokenSpeed"
+_PIPELINE = "sources.passes/__init__.py"
+"""Which passes there are, and where they are on."""
 _CAUSES = (
     _Cause("format", otherwise=_OURS),
     _Cause("compile.model", otherwise="the model"),
@@ -55,8 +57,13 @@ _CAUSES = (
     ),
     _Cause("compile.strict_passes", ("--strict-passes",)),
     _Cause("compile.passes.", ("--disable-pass",), value="'disabled'"),
-    _Cause("compile.passes.", ("--compile-ranges",), ("compile.device",), value="absent"),
-    _Cause(*("compile.passes.", (), ("compile.device", "compile.fuses_prologue")), otherwise=_OURS),
+    _Cause(
+        *("compile.passes.", ("--compile-ranges",), ("compile.device", _PIPELINE)), value="absent"
+    ),
+    _Cause(
+        *("compile.passes.", (), ("compile.device", "compile.fuses_prologue", _PIPELINE)),
+        otherwise=_OURS,
+    ),
     _Cause(
         *("layout.", ("--weight-layout",), ("compile.device", "compile.dtype")),
         otherwise="the model's files, or --weight-layout there",
