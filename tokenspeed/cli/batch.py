@@ -40,7 +40,8 @@ Examples
 _OWN = {
     "-i, --input-file FILE": "requests; - is standard input",
     "-o, --output-file FILE": "answers; - is standard output",
-    "--concurrency N": "lines in work at once (default: twice --max-num-seqs)",
+    "--concurrency N": "lines given to the engine at once, of which --max-num-seqs run "
+    "(default: twice as many, so that the next are at hand)",
 }
 
 _OF_SERVER = (

@@ -77,8 +77,8 @@ def batch(config: Config, in_path: str, out_path: str, *, concurrency: int | Non
     earlier run. Raises ConfigError for settings, a model or files that cannot be taken. Where the
     output holds every answer, no engine is started.
 
-    `concurrency` is how many lines are in work at once (default: twice --max-num-seqs). "-" stands
-    for stdin and stdout.
+    `concurrency` is how many lines the engine has at once, of which --max-num-seqs run (default:
+    twice as many). "-" stands for stdin and stdout.
     """
     with contextlib.ExitStack() as files:
         try:
@@ -152,9 +152,9 @@ async def run_batch(
     server = state.config.server
     limit = concurrency or 2 * state.config.scheduler.max_num_seqs
     total = await asyncio.to_thread(count_lines, source) if source.seekable() else None
-    _announce(output, total, limit)
+    _announce(output, total, min(limit, state.config.scheduler.max_num_seqs))
     counts = BatchCounts()
-    progress = BatchProgress(counts, total, lambda: state.client.stats.generation_tokens)
+    progress = BatchProgress(counts, total, lambda: state.client.stats)
     run = _Run(state, read_lines(source, server.max_request_bytes), output, counts, progress)
     with progress.shown(server.log_stats_interval):
         # Each worker takes the next line when it has written its last answer.
@@ -171,7 +171,8 @@ async def run_batch(
 def _announce(output: BatchOutput, total: int | None, limit: int) -> None:
     lines = "lines" if total is None else counted(total, "line")
     if not output.num_answers:
-        logger.info("batch: %s, up to %d at once", lines, limit)
+        most = limit if total is None else min(limit, total)
+        logger.info("batch: %s, up to %d at once", lines, most)
         return
     failed = sum(output.done.values())
     found = counted(output.num_answers, "answer") + (
