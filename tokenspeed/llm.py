@@ -323,12 +323,13 @@ def _output(
                 error=sample.error,
             )
         )
+    scores = samples[0].prompt_logprobs
     return RequestOutput(
         request_id=requests[0].id,
         prompt=prompt,
         prompt_token_ids=requests[0].prompt_ids,
         outputs=outputs,
-        prompt_logprobs=samples[0].prompt_logprobs,
+        prompt_logprobs=None if scores is None else list(scores),
         num_cached_tokens=samples[0].num_cached_tokens,
     )
 

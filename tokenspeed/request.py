@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import enum
+from collections.abc import Collection
 
 import msgspec
 
@@ -319,7 +320,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    prompt_logprobs: Collection[TokenLogprob | None] | None = None
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_token: int | None = None

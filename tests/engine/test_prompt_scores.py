@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from test_attached_backlog import Engine, client, delta, engine, step, submit, u
 from tokenspeed.engine import messages
 from tokenspeed.engine.attached import AttachedClient
 from tokenspeed.engine.messages import FromEngine, PromptScores, StepOutputs
+from tokenspeed.engine.prompt_scores import EncodedScores
 from tokenspeed.request import RequestDelta, TokenLogprob
 
 __all__ = ["client", "engine"]  # fixtures
@@ -44,12 +46,15 @@ def test_parts_are_bounded_and_add_up(lengths: list[int | None]) -> None:
     assert isinstance(last, StepOutputs)
     scores: dict[str, Any] = {}
     for part in ahead:
-        assert isinstance(part, PromptScores) and len(part.entries) == 2
-        scores.setdefault(part.request_id, []).extend(part.entries)
+        assert isinstance(part, PromptScores) and part.num_entries == 2
+        scores.setdefault(part.request_id, []).append(part)
     for each, whole in zip(last.deltas, deltas, strict=True):
         assert len(each.prompt_logprobs or []) <= 2
         if each.prompt_logprobs is not None:
-            each.prompt_logprobs = scores.pop(each.request_id, []) + each.prompt_logprobs
+            all_of_it = EncodedScores(scores.pop(each.request_id, []), each.prompt_logprobs)
+            each.prompt_logprobs = list(all_of_it)
+            assert len(all_of_it) == len(each.prompt_logprobs)
+            assert (None in all_of_it) == bool(all_of_it) and 7 not in all_of_it
         assert each == whole
     assert not scores
 
@@ -72,10 +77,31 @@ async def test_a_request_gets_them_at_once_and_others_in_between(
     for message in [*parts, step(1, delta("scored", 3))]:
         engine.send_now(message)
     await until(lambda: scored.ids == [1, 3])
-    assert scored.deltas[0].prompt_logprobs == SCORES and other.ids == [2] and not gone.deltas
+    assert list(scored.deltas[0].prompt_logprobs or ()) == SCORES
+    assert other.ids == [2] and not gone.deltas
     for batch in taken:
         assert not any(isinstance(each, PromptScores) for each in batch[:-1])
     assert not client._scores
+
+
+async def test_the_garbage_collector_finds_few_of_them_at_any_time(
+    engine: Engine, client: AttachedClient
+) -> None:
+    """It would stop the loop for as long as it takes to look at all."""
+
+    def num_found() -> int:
+        return sum(type(each) is TokenLogprob for each in gc.get_objects())
+
+    (scored,) = submit(client, "scored")
+    many = [SCORES[1]] * 100
+    before = num_found()
+    for message in sent(delta("scored", 1, prompt_logprobs=many)):
+        engine.send_now(message)
+    await until(lambda: scored.ids)
+    scores = scored.deltas[0].prompt_logprobs
+    assert scores is not None and len(scores) == 100
+    most = max(num_found() for _ in zip(range(100), scores, strict=True))
+    assert 0 < most - before <= 3 * messages.MAX_SCORES
 
 
 async def test_a_request_that_is_left_leaves_none_behind(

@@ -34,13 +34,8 @@ from tokenspeed.engine.messages import (
     ToEngine,
 )
 from tokenspeed.engine.phases import StartupPhases
-from tokenspeed.request import (
-    FinishReason,
-    GenerateRequest,
-    InvalidRequest,
-    RequestDelta,
-    TokenLogprob,
-)
+from tokenspeed.engine.prompt_scores import EncodedScores
+from tokenspeed.request import FinishReason, GenerateRequest, InvalidRequest, RequestDelta
 
 MAX_AT_ONCE = 32
 """Messages of the engine that are taken together, before anything else has its turn."""
@@ -90,7 +85,7 @@ class AttachedClient:
         """Told of those before, and these."""
         self.commands = Commands(self._send)
         self._sinks: dict[str, Sink] = {}
-        self._scores: dict[str, list[TokenLogprob | None]] = {}
+        self._scores: dict[str, list[PromptScores]] = {}
         """Those of prompts that are here ahead of their deltas."""
         self._settled = asyncio.Event()  # ready or dead
         self._is_refused = False
@@ -215,7 +210,7 @@ class AttachedClient:
                 continue
             if isinstance(message, PromptScores):
                 if message.request_id in self._sinks:
-                    self._scores.setdefault(message.request_id, []).extend(message.entries)
+                    self._scores.setdefault(message.request_id, []).append(message)
                 continue
             self._hand_out(news.deltas)
             news = _News()
@@ -246,7 +241,7 @@ class AttachedClient:
         for delta in deltas:
             if delta.prompt_logprobs is not None:
                 ahead = self._scores.pop(delta.request_id, [])
-                delta.prompt_logprobs = ahead + delta.prompt_logprobs
+                delta.prompt_logprobs = EncodedScores(ahead, delta.prompt_logprobs)
 
     def _hand_out(self, deltas: dict[str, list[RequestDelta]]) -> None:
         for id, each in deltas.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 
 import msgspec
 from msgspec import UNSET
@@ -129,7 +129,9 @@ class _ChoiceWriter:
         stop = new.stop_reason
         return [*choices, msgspec.structs.replace(choice, finish_reason=finish, stop_reason=stop)]
 
-    def _scored(self, scored: list[TokenLogprob | None] | None) -> Iterator[CompletionLogprobs]:
+    def _scored(
+        self, scored: Collection[TokenLogprob | None] | None
+    ) -> Iterator[CompletionLogprobs]:
         """The prompt's part of the old form, in one or more; an empty one if it is not shown."""
         if self._request.logprobs is None or not self._request.echo or scored is None:
             return iter([CompletionLogprobs([], [], [], [])])

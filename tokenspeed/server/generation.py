@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from itertools import chain
 from types import TracebackType
 
@@ -185,7 +186,7 @@ class _PromptScores:
         self._leads = [index - each.sample_index for index, each in enumerate(requests)]
         scorers = (i for i, each in enumerate(requests) if each.params.prompt_logprobs is not None)
         self._held: dict[int, list[Piece]] = {lead: [] for lead in scorers}
-        self._scores: dict[int, list[TokenLogprob | None]] = {}
+        self._scores: dict[int, Collection[TokenLogprob | None]] = {}
         self._told: set[int] = set()
 
     def release(self, piece: Piece) -> list[Piece]:

@@ -7,7 +7,7 @@ A token is shown as its text; one that holds only part of a character as an esca
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenspeed.request import TokenLogprob
 from tokenspeed.server.protocol import PromptLogprob, RankedLogprob
@@ -46,7 +46,7 @@ def chat_logprobs(
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer | None, entries: Sequence[TokenLogprob | None], num_top: int
+    tokenizer: Tokenizer | None, entries: Iterable[TokenLogprob | None], num_top: int
 ) -> list[PromptLogprob]:
     """One entry a prompt token: it and its `num_top` likeliest alternatives, by id."""
     shown: list[PromptLogprob] = []
@@ -80,7 +80,7 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def prompt(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]
+        self, token_ids: Sequence[int], entries: Iterable[TokenLogprob | None]
     ) -> Iterator[CompletionLogprobs]:
         """The prompt's tokens, in parts. A special token counts where the text has it (it may be
         added).

@@ -39,8 +39,10 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-class RankedLogprob(msgspec.Struct, frozen=True):
-    """`rank` is 1 for the likeliest token; None for a prompt token outside the asked number."""
+class RankedLogprob(msgspec.Struct, frozen=True, gc=False):
+    """`rank` is 1 for the likeliest token; None for a prompt token outside the asked number. There
+    may be millions, in which the garbage collector would find nothing.
+    """
 
     logprob: float
     rank: int | None

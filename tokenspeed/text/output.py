@@ -6,7 +6,7 @@ many tokens a delta holds.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 import msgspec
 
@@ -130,7 +130,7 @@ class Sample:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.prompt_logprobs: Collection[TokenLogprob | None] | None = None
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
