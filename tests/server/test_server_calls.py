@@ -69,6 +69,42 @@ async def test_rendered_prompts_are_those_of_requests() -> None:
         assert ids["prompts"] == [{"text": None, "token_ids": [5, 6]}]
 
 
+@pytest.mark.parametrize("max_tokens", [9, None])
+@pytest.mark.parametrize("kept", [5, -1])
+async def test_rendered_prompts_are_cut_as_those_of_requests(
+    ask: Asker, kept: int, max_tokens: int | None
+) -> None:
+    cut = {"truncate_prompt_tokens": kept, "max_tokens": max_tokens}
+    messages = [{"role": "user", "content": "one two " * 50}]
+    for path, body in (
+        (CHAT, {"messages": messages}),
+        (CHAT, {"messages": messages, "max_completion_tokens": 7}),
+        (COMPLETIONS, {"prompt": ["one two " * 50, "Hi"]}),
+        (COMPLETIONS, {"prompt": list(range(20))}),
+    ):
+        rendered = (await ask.http.post(f"{path}/render", json=body | cut)).json()["prompts"]
+        await ask.http.post(path, json=body | cut)
+        sent = [request.prompt_ids for request in ask.engine.requests]
+        assert [prompt["token_ids"] for prompt in rendered] == sent
+        for prompt, ids in zip(rendered, sent, strict=True):
+            is_text = path == CHAT or isinstance(body["prompt"][0], str)
+            whole = TOKENIZER.decode(ids, skip_special_tokens=False) if is_text else None
+            assert prompt["text"] == whole
+        ask.engine.requests.clear()
+
+
+async def test_what_could_not_be_served_is_not_rendered(ask: Asker) -> None:
+    for body, param in (
+        ({"prompt": "x" * 400}, "prompt"),
+        ({"prompt": [5, 6], "max_tokens": 255}, "prompt"),
+        ({"prompt": [5, 1 << 20]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "x", "temperature": 9}, "temperature"),
+    ):
+        for path in (f"{COMPLETIONS}/render", COMPLETIONS):
+            assert refused(await ask.http.post(path, json=body))["param"] == param, body
+
+
 async def test_the_operator_needs_a_key(ask: Asker) -> None:
     paths = ("/flush_cache", "/abort_request", "/pause_generation", "/continue_generation")
     for path in (*paths, "/start_profile", "/stop_profile"):

@@ -203,6 +203,7 @@ LONG = list(range(40))
         (-1, {}, 40),
         (-1, {"prompt": "x" * 400, "max_tokens": 9}, MAX_MODEL_LEN - 9),
         (-1, {"prompt": "x" * 400}, MAX_MODEL_LEN - 16),
+        (-1, {"prompt": "x" * 400, "max_tokens": 0, "echo": True}, MAX_MODEL_LEN),
     ],
 )
 async def test_truncated_prompts_keep_their_end(

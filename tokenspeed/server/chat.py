@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from tokenspeed.parsers.chat_plan import ChatPlan, plan_chat
+from tokenspeed.request import SamplingParams
 from tokenspeed.server.chat_answer import ChatAnswer
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer, write_down
@@ -28,12 +29,7 @@ async def prepare(state: ServerState, request: ChatRequest, prefix: str = "chatc
     """
     _, text = state.require_ready()
     state.model_name(request.model)
-    asked = request.max_completion_tokens
-    params = request.sampling_params(
-        text.defaults,
-        max_tokens=request.max_tokens if asked is None else asked,
-        logprobs=request.num_logprobs,
-    )
+    params = sampling_params(text, request)
     tokenizer = require_tokenizer(text, "messages")
     plan = plan_chat(state.config.output, text, request.chat)
     held = plan.held_to(params.structured_outputs)
@@ -47,6 +43,16 @@ async def prepare(state: ServerState, request: ChatRequest, prefix: str = "chatc
         return job
     kept_ids = tokenizer.special_ids(plan.form.markers)
     return dataclasses.replace(job, new_parser=parser, kept_ids=kept_ids)
+
+
+def sampling_params(text: TextSide, request: ChatRequest) -> SamplingParams:
+    """Before the form of calls is added. Raises APIError or InvalidRequest."""
+    asked = request.max_completion_tokens
+    return request.sampling_params(
+        text.defaults,
+        max_tokens=request.max_tokens if asked is None else asked,
+        logprobs=request.num_logprobs,
+    )
 
 
 async def prompt(state: ServerState, request: ChatRequest) -> Prompt:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Iterator
 import msgspec
 from msgspec import UNSET
 
-from tokenspeed.request import TokenLogprob
+from tokenspeed.request import SamplingParams, TokenLogprob
 from tokenspeed.server.generation import Piece
 from tokenspeed.server.job import Job, Prompt, make_job, offload, require_tokenizer, write_down
 from tokenspeed.server.logprobs import CompletionLogprobsWriter, prompt_logprobs
@@ -22,6 +22,7 @@ from tokenspeed.server.state import ServerState
 from tokenspeed.server.stream import ChunkEvents, stream_job
 from tokenspeed.server.structured import check_grammar
 from tokenspeed.text.output import Sample
+from tokenspeed.text.text_side import TextSide
 from tokenspeed.text.tokenizer import Tokenizer
 
 
@@ -29,9 +30,7 @@ async def prepare(state: ServerState, request: CompletionRequest) -> Job:
     """Check and tokenize. Raises APIError or InvalidRequest."""
     _, text = state.require_ready()
     state.model_name(request.model)
-    params = request.sampling_params(
-        text.defaults, max_tokens=request.max_tokens, logprobs=request.logprobs
-    )
+    params = sampling_params(text, request)
     if request.echo and request.logprobs is not None:
         scored = max(request.logprobs, request.prompt_logprobs or 0)
         params = msgspec.structs.replace(params, prompt_logprobs=scored)
@@ -44,6 +43,13 @@ async def prepare(state: ServerState, request: CompletionRequest) -> Job:
         prefix="cmpl-",
         prompt_field="prompt",
         default_max_tokens=DEFAULT_MAX_TOKENS,
+    )
+
+
+def sampling_params(text: TextSide, request: CompletionRequest) -> SamplingParams:
+    """Before the scores of an echo are added. Raises APIError or InvalidRequest."""
+    return request.sampling_params(
+        text.defaults, max_tokens=request.max_tokens, logprobs=request.logprobs
     )
 
 

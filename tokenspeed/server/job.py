@@ -96,9 +96,11 @@ def make_job(
     priority = fields.priority or 0
     check_priority(priority, state.config.scheduler.scheduling_policy)
     num_sequences = _num_sequences(state, len(prompts), params.n)
-    room = ready.max_model_len - (params.max_tokens or default_max_tokens or 1)
-    prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
-    limits = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
+    prompts, limits = fit_prompts(
+        *(ready, fields, params, prompts),
+        prompt_field=prompt_field,
+        default_max_tokens=default_max_tokens,
+    )
     limited = [params_of_prompt(params, limit) for limit in limits]
     model = state.model_name(fields.model)
     num_tokens = (sum(len(each.ids) for each in prompts) + _size(params) * len(prompts)) * params.n
@@ -128,6 +130,25 @@ def make_job(
         tokenizer=text.tokenizer,
         place=place,
     )
+
+
+def fit_prompts(
+    ready: Ready,
+    fields: SamplingFields,
+    params: SamplingParams,
+    prompts: list[Prompt],
+    *,
+    prompt_field: str,
+    default_max_tokens: int | None,
+) -> tuple[list[Prompt], list[int]]:
+    """The prompts as the engine gets them, cut as `fields` ask, and how many tokens a sequence of
+    each may generate. Raises APIError for one that cannot be served.
+    """
+    asked = default_max_tokens if params.max_tokens is None else params.max_tokens
+    room = ready.max_model_len - (1 if asked is None else asked)
+    prompts = [_truncate(each, fields.truncate_prompt_tokens, max(1, room)) for each in prompts]
+    limits = [_limit(params, each, ready, prompt_field, default_max_tokens) for each in prompts]
+    return prompts, limits
 
 
 def _num_sequences(state: ServerState, num_prompts: int, num_samples: int) -> int:

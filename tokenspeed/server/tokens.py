@@ -4,12 +4,14 @@ request and show the prompt that it would have. Nothing is generated.
 
 from __future__ import annotations
 
+from tokenspeed.request import SamplingParams
 from tokenspeed.server import chat, completions
 from tokenspeed.server.errors import bad_request
-from tokenspeed.server.job import Prompt, offload, require_tokenizer
+from tokenspeed.server.job import Prompt, fit_prompts, offload, require_tokenizer
 from tokenspeed.server.logprobs import token_text
+from tokenspeed.server.protocol import SamplingFields
 from tokenspeed.server.protocol_chat import ChatRequest
-from tokenspeed.server.protocol_completions import CompletionRequest
+from tokenspeed.server.protocol_completions import DEFAULT_MAX_TOKENS, CompletionRequest
 from tokenspeed.server.protocol_tokens import (
     DetokenizeRequest,
     RenderedPrompt,
@@ -67,14 +69,39 @@ def _decode(tokenizer: Tokenizer, ids: list[int], vocab_size: int) -> str:
 
 async def render_chat(state: ServerState, request: ChatRequest) -> RenderedPrompts:
     """Raises APIError or InvalidRequest."""
-    return _rendered(state, request.model, [await chat.prompt(state, request)])
+    prompts = [await chat.prompt(state, request)]
+    _, text = state.require_ready()
+    params = chat.sampling_params(text, request)
+    return await _rendered(state, request, params, prompts, "messages", None)
 
 
 async def render_completion(state: ServerState, request: CompletionRequest) -> RenderedPrompts:
     """Raises APIError or InvalidRequest."""
-    return _rendered(state, request.model, await completions.prompts(state, request))
+    prompts = await completions.prompts(state, request)
+    _, text = state.require_ready()
+    params = completions.sampling_params(text, request)
+    return await _rendered(state, request, params, prompts, "prompt", DEFAULT_MAX_TOKENS)
 
 
-def _rendered(state: ServerState, model: str | None, prompts: list[Prompt]) -> RenderedPrompts:
-    shown = [RenderedPrompt(prompt.text, prompt.ids) for prompt in prompts]
-    return RenderedPrompts(model=state.model_name(model), prompts=shown)
+async def _rendered(
+    state: ServerState,
+    request: SamplingFields,
+    params: SamplingParams,
+    prompts: list[Prompt],
+    field: str,
+    default_max_tokens: int | None,
+) -> RenderedPrompts:
+    ready, text = state.require_ready()
+    fitted, _ = fit_prompts(
+        *(ready, request, params, prompts),
+        prompt_field=field,
+        default_max_tokens=default_max_tokens,
+    )
+    shown = []
+    for whole, prompt in zip(prompts, fitted, strict=True):
+        left = prompt.text
+        if whole.text is not None and left is None:
+            tokenizer = require_tokenizer(text, field)
+            left = await offload(state, field, _decode, tokenizer, prompt.ids, ready.vocab_size)
+        shown.append(RenderedPrompt(left, prompt.ids))
+    return RenderedPrompts(model=state.model_name(request.model), prompts=shown)
