@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -138,14 +139,6 @@ async def test_a_duplicate_never_stands_for_the_first_line(tmp_path: Path) -> No
     counts = await run(make_state(FakeClient()), source, str(out))
     assert counts == BatchCounts(completed=1, skipped=1, failed_before=1)
     assert [entry["response"]["status_code"] for entry in read(out) if entry["custom_id"]] == [200]
-
-
-async def test_a_duplicate_written_under_the_id_is_no_answer(state: Any, tmp_path: Path) -> None:
-    source = write(tmp_path / "in.jsonl", [line("a0")])
-    error = {"code": "duplicate_custom_id", "message": "x"}
-    held = {"id": "1", "custom_id": "a0", "response": None, "error": error}
-    out = tmp_path / "out.jsonl"
-    assert await run(state, source, write(out, [held])) == BatchCounts(completed=1)
 
 
 async def test_unusable_files(state: Any, tmp_path: Path) -> None:
@@ -304,3 +297,19 @@ def test_a_file_is_finished_when_every_line_is_answered(
     assert batch(config, write(tmp_path / "in.jsonl", more), out) == 1
     assert len(engine) == 2
     assert len(read(Path(out))) == len(more)
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+def test_standard_input_is_read_from_where_it_stands(
+    engine: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    """A shell that has read a line of the same file has taken it."""
+    config, out = make_config({"served_model_name": ("m",)}), str(tmp_path / "out.jsonl")
+    if answered:
+        assert batch(config, write(tmp_path / "some.jsonl", GOOD[1 : 1 + answered]), out) == 0
+    with open(write(tmp_path / "in.jsonl", [*GOOD, line("last")]), "rb") as file:
+        file.readline()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(file))  # whose buffer it is
+        assert batch(config, "-", out) == 0
+    names = {entry["custom_id"] for entry in read(Path(out))}
+    assert names == {"b", "c", "last"}

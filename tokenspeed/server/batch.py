@@ -24,7 +24,6 @@ from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.server.api import APIS, Api
 from tokenspeed.server.batch_files import (
-    DUPLICATE,
     BatchError,
     BatchFileError,
     BatchLine,
@@ -115,14 +114,14 @@ def _finished(source: BinaryIO, output: BatchOutput, max_bytes: int) -> BatchCou
     """
     if not source.seekable():
         return None
-    counts, reader = BatchCounts(), _Reader()
+    counts, reader, start = BatchCounts(), _Reader(), source.tell()
     for number, line in read_lines(source, max_bytes):
         try:
             key: str | int = reader.request(line).custom_id
         except _BadLine as error:
             key = error.key(number)
         if key not in output.done:
-            source.seek(0)
+            source.seek(start)
             return None
         counts.skipped += 1
         counts.failed_before += output.done[key]
@@ -316,5 +315,5 @@ class _Reader:
         """Raises _BadLine without the custom_id, whose answer is that of the line that owns it."""
         if custom_id in self._seen:
             shown = shorten(custom_id, 100)
-            raise _BadLine(DUPLICATE, f"custom_id {shown!r} stood on an earlier line")
+            raise _BadLine("duplicate_custom_id", f"custom_id {shown!r} stood on an earlier line")
         self._seen.add(custom_id)

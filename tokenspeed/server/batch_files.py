@@ -19,9 +19,6 @@ from tokenspeed.wording import counted
 STANDARD = "-"
 """The name of stdin and of stdout."""
 
-DUPLICATE = "duplicate_custom_id"
-"""The error of a line whose custom_id belongs to an earlier line."""
-
 
 class BatchFileError(ValueError):
     """A file that cannot be used: one line that says what, why, and what to do."""
@@ -49,12 +46,8 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str | int | None:
-        """The custom_id or line number that this line answers; None if it cannot be told.
-
-        The custom_id of a duplicate is never its key: the line that owns it may have no answer yet.
-        """
-        is_duplicate = self.error is not None and self.error.code == DUPLICATE
-        if self.custom_id is not None and not is_duplicate:
+        """The custom_id or line number that this line answers; None if it cannot be told."""
+        if self.custom_id is not None:
             return self.custom_id
         return None if self.line is UNSET else self.line
 
