@@ -33,6 +33,7 @@ from tokenspeed.compile.cache import CompileCache
 from tokenspeed.compile.entry import RECEIPT
 from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.ranges import token_ranges
+from tokenspeed.compile.receipt import cpu_seconds
 from tokenspeed.models import family_of
 from tokenspeed.resolve import RANGES
 
@@ -50,11 +51,6 @@ WIDTHS = {
     "tie_word_embeddings": True,
 }
 PHASES = ("imports", "capture", "inductor", "compile")
-
-
-def cpu_seconds() -> float:
-    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def measure(depth: int, folder: Path) -> dict[str, Any]:

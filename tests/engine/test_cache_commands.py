@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -45,12 +44,6 @@ def do(tiny_model: str, tiny_cache: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture
-def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.INFO, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
-
-
-@pytest.fixture
 def entry(tiny_cache: Path) -> str:
     (folder,) = CompileCache(tiny_cache).entry_folders()
     return folder.name
@@ -87,21 +80,19 @@ def test_an_entry_is_exported_by_its_name_too(tmp_path: Path, entry: str, do: Do
     assert do("export", model=entry, output=str(tmp_path / "b"))[1].split()[0] == by_model
 
 
-def test_what_is_not_there_is_not_exported(
-    tmp_path: Path, do: Do, errors: Callable[[], str]
-) -> None:
+def test_what_is_not_there_is_not_exported(tmp_path: Path, do: Do, log: Callable[[], str]) -> None:
     options = {"dtype": "bfloat16"}
     assert do("export", output=str(tmp_path / "a"), options=options) == (1, "")
-    assert "compile.dtype 'bfloat16' (there 'float32')" in errors()
+    assert "compile.dtype 'bfloat16' (there 'float32')" in log()
     command = f"--export {tmp_path / 'a'} makes the entry (with the same options)"
-    assert "; tokenspeed warmup " in errors() and command in errors()
+    assert "; tokenspeed warmup " in log() and command in log()
     with pytest.raises(ConfigError, match="no such folder"):
         do("export", model="nobody", output=str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_archive_is_refused_and_writes_nothing(
-    tmp_path: Path, do: Do, errors: Callable[[], str]
+    tmp_path: Path, do: Do, log: Callable[[], str]
 ) -> None:
     path = tmp_path / "a.tar"
     do("export", output=str(path))
@@ -110,7 +101,7 @@ def test_a_changed_archive_is_refused_and_writes_nothing(
     path.write_bytes(data)
     assert do("import", root=tmp_path / "home", path=str(path), sha256=None)[0] == 1
     assert do("import", root=tmp_path / "home", path=str(tmp_path / "no"), sha256=None)[0] == 1
-    assert "No such file" in errors()
+    assert "No such file" in log()
     assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
 
 
@@ -118,21 +109,21 @@ def test_an_entry_of_another_machine_is_taken_and_told(
     tmp_path: Path,
     entry: str,
     do: Do,
-    errors: Callable[[], str],
+    log: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "a.tar"
     digest = do("export", output=str(path))[1].split()[0]
-    assert f"to use it: tokenspeed cache import {path} --sha256 {digest}\n" in errors()
-    assert "machines with capability " in errors() and ", threads " in errors()
+    assert f"to use it: tokenspeed cache import {path} --sha256 {digest}\n" in log()
+    assert "machines with capability " in log() and ", threads " in log()
     do("import", root=tmp_path / "here", path=str(path), sha256=None)
-    assert "fits this machine" not in errors()
+    assert "fits this machine" not in log()
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "SVE")
     status, text = do("import", root=tmp_path / "home", path=str(path), sha256=None)
     lines = text.splitlines()
     assert (status, lines[0]) == (0, f"{entry}: imported")
     assert f"{entry} is of no use to this machine as it is:" in lines
-    assert f"nothing in {path} fits this machine" in errors()
+    assert f"nothing in {path} fits this machine" in log()
     assert any("machine.capability" in line and "'SVE'" in line for line in lines)
     monkeypatch.setattr(installation, "_cpu_flags", lambda: "sve")
     assert "  no: machine.instructions '" in do("ls", root=tmp_path / "home", as_json=False)[1]
@@ -297,7 +288,7 @@ def test_a_warmup_needs_no_weights_and_compiles_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    errors: Callable[[], str],
+    log: Callable[[], str],
 ) -> None:
     (tmp_path / "bare").mkdir()
     shutil.copy(Path(tiny_model) / "config.json", tmp_path / "bare")
@@ -306,25 +297,25 @@ def test_a_warmup_needs_no_weights_and_compiles_once(
     monkeypatch.setattr(warmup, "CompileChild", child)
     archive = str(tmp_path / "a.tar")
     assert warmup.warmup([config], archive) == 0
-    assert errors().count("piece 1 of 2") == 1 and "compiled in 1.0 s: rope 4" in errors()
+    assert log().count("piece 1 of 2") == 1 and "compiled in 1.0 s: rope 4" in log()
     first = capsys.readouterr().out
     assert warmup.warmup([config, config], archive) == 0
     assert capsys.readouterr().out == first and first.endswith(f"  {archive}\n")
-    assert len(child.jobs) == 1 and "in the cache already" in errors()
+    assert len(child.jobs) == 1 and "in the cache already" in log()
     eager = tiny_config(tiny_model, level=0, cache_dir=str(tmp_path / "cache"))
     assert warmup.warmup([eager]) == 0 and len(child.jobs) == 1
 
 
 def test_a_warmup_that_fails_says_so(
-    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: Callable[[], str]
+    tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     monkeypatch.setattr(warmup, "CompileChild", FakeChild(None))
     config = tiny_config(tiny_model, level=1, cache_dir=str(tmp_path / "cache"))
     assert warmup.warmup([config]) == 1
-    assert "compiling failed: no compiler here" in errors()
+    assert "compiling failed: no compiler here" in log()
     (tmp_path / "file").write_text("")
     config = tiny_config(tiny_model, level=1, cache_dir=str(tmp_path / "file" / "cache"))
     assert warmup.warmup([config]) == 1
-    assert "nothing can be stored: " in errors()
+    assert "nothing can be stored: " in log()
     with pytest.raises(ConfigError, match="no such folder"):
         warmup.warmup([tiny_config("nobody", level=1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,12 +41,6 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     if device_kernels._home is not None:
         device_kernels._home.close()
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.INFO, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
 
 
 def triton_folder() -> Path:

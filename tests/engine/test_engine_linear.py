@@ -75,12 +75,6 @@ def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
     return Starts(tmp_path)
 
 
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.DEBUG, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
-
-
 def shapes_in(table: Path) -> set[tuple[int, int]]:
     return {(each["num_rows"], each["size"]) for each in json.loads(table.read_text())["entries"]}
 
@@ -160,8 +154,13 @@ def test_a_kernel_that_can_be_had_later_is_measured_then(starts: Starts) -> None
 
 
 def test_where_measuring_is_not_worth_it_a_table_is_assumed(
-    starts: Starts, log: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    starts: Starts,
+    log: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG, logger="tokenspeed")
+
     def assert_assumed(reason: str, **options: Any) -> None:
         rows = Rows()
         starts.start(rows, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Callable
@@ -40,12 +39,6 @@ def builds(built: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(native, "build", build)
     return places
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.INFO, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
 
 
 def config(root: Path, **options: str | bool) -> Config:

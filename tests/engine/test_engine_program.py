@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -46,12 +45,6 @@ def eager_tokens(tiny_model: str) -> dict[str, list[int]]:
 def cache(tiny_cache: Path, tmp_path: Path) -> Path:
     """A cache with the tiny model in it, to be harmed."""
     return Path(shutil.copytree(tiny_cache, tmp_path / "cache"))
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.INFO, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
 
 
 @pytest.mark.parametrize("level", [None, 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -39,12 +38,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     monkeypatch.setattr(ledger, "_counts", {})
     yield lambda: sum(each.count for each in ledger.totals() if each.kind == "tuning")
     linear_cpu_choices.uninstall()
-
-
-@pytest.fixture
-def errors(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    caplog.set_level(logging.INFO, logger="tokenspeed")
-    return lambda: "\n".join(record.getMessage() for record in caplog.records)
 
 
 def table_of(config: Config) -> Path:
@@ -88,7 +81,7 @@ def test_one_that_dies_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_warmup_rehearses_where_it_is_asked_to(
-    config: Config, monkeypatch: pytest.MonkeyPatch, errors: Callable[[], str]
+    config: Config, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     asked: list[Any] = []
 
@@ -101,7 +94,7 @@ def test_warmup_rehearses_where_it_is_asked_to(
     assert warmup.warmup([config]) == 0 and asked == []
     assert warmup.warmup([config], autotune=True) == 0
     assert asked == [Rehearsal(config, torch.get_num_threads())]
-    assert "a start rehearsed in 2.0 s: 1 tuning" in errors()
+    assert "a start rehearsed in 2.0 s: 1 tuning" in log()
     narrow = replace(config, model=replace(config.model, dtype="bfloat16"))
     monkeypatch.setattr(warmup, "_compiled", lambda *arguments: None)
     warmup._prepared(CompileCache(Path(str(config.compile.cache_dir))), narrow, autotune=True)
@@ -130,11 +123,11 @@ def test_on_cuda_autotune_rehearses_the_level_that_measures(
 
 
 def test_a_rehearsal_that_fails_is_a_warmup_that_does(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: Callable[[], str]
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     monkeypatch.setattr(warmup, "rehearse", lambda *job: RehearsalFailed("CUDA out of memory"))
     assert warmup.warmup([config], str(tmp_path / "a.tar"), autotune=True) == 1
-    assert "a start with made-up weights fails: CUDA out of memory; `tokenspeed cache" in errors()
+    assert "a start with made-up weights fails: CUDA out of memory; `tokenspeed cache" in log()
     assert not (tmp_path / "a.tar").exists()
 
 

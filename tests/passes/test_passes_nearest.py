@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from pass_functions import SIZE, WithWeight, leaky_norm
 from pass_graphs import Slot, captured_forward, manager_for, piece_of, through_slot
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokenspeed.compile.matcher import pass_manager
 from tokenspeed.passes import Stage
@@ -16,24 +17,11 @@ from tokenspeed.passes.manager import PassFailed, PassManager
 from tokenspeed.passes.rewrite import Miss
 
 BF16 = torch.bfloat16
-SIZE = 16
-
-
-class Norm(nn.Module):
-    """`function(x, weight)`."""
-
-    def __init__(self, function: Callable[..., Tensor], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(SIZE, dtype=dtype), requires_grad=False)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight)
 
 
 def slot_of(function: Callable[..., Tensor], size: int = SIZE, weight: torch.dtype = BF16) -> Slot:
     rows = torch.zeros(8, size, dtype=BF16)
-    return through_slot(piece_of(Norm(function, weight), rows), manager_for(BF16))
+    return through_slot(piece_of(WithWeight(function, weight), rows), manager_for(BF16))
 
 
 def miss_of(rule: str, slot: Slot) -> Miss:
@@ -112,12 +100,7 @@ def test_an_epsilon_that_is_no_number() -> None:
 
 
 def test_an_inner_result_that_is_used_elsewhere() -> None:
-    def leaky(x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-        return (wide * scale).to(x.dtype) * weight + scale.to(x.dtype)
-
-    slot = slot_of(leaky)
+    slot = slot_of(leaky_norm)
     miss = miss_of("rms_norm", slot)
     assert (miss.matched, miss.total, op_at(slot, miss)) == (8, 8, "aten.rsqrt.default")
     assert miss.reason.startswith("aten.rsqrt is used by prims.convert_element_type as well (")
@@ -155,16 +138,12 @@ def test_a_pass_that_matched_has_no_miss() -> None:
 
 
 def test_a_strict_start_says_how_near_it_came() -> None:
-    def leaky(x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-        return (wide * scale).to(x.dtype) * weight + scale.to(x.dtype)
-
     manager = manager_for(BF16, strict=True)
     with pytest.raises(
         Exception, match=r"matched 0 of 1: 8 of 8 ops are there; at rsqrt"
     ) as caught:
-        through_slot(piece_of(Norm(leaky, BF16), torch.zeros(8, SIZE, dtype=BF16)), manager)
+        rows = torch.zeros(8, SIZE, dtype=BF16)
+        through_slot(piece_of(WithWeight(leaky_norm), rows), manager)
     assert isinstance(manager.failure, PassFailed), caught
 
 

@@ -7,27 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from pass_functions import SIZE, WithWeight, leaky_norm
 from pass_graphs import Slot, manager_for, piece_of, through_slot
 from torch import Tensor, nn
 
 from tokenspeed.kernels.rms_norm import rms_norm_reference
 
 BF16 = torch.bfloat16
-SIZE = 16
-
-
-class Norm(nn.Module):
-    """`function(x, weight)` with a weight of a dtype of its own."""
-
-    def __init__(
-        self, function: Callable[..., Tensor | tuple[Tensor, ...]], dtype: torch.dtype = BF16
-    ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(SIZE, dtype=dtype), requires_grad=False)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight)  # type: ignore[return-value]
 
 
 def slot_of(module: nn.Module, x: Tensor) -> Slot:
@@ -50,13 +36,13 @@ def add_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def test_the_plain_ones_fire() -> None:
-    assert slot_of(Norm(norm), rows()).counts == {"rms_norm": 1}
-    assert slot_of(Norm(add_norm), rows()).counts == {"add_rms_norm": 1}
+    assert slot_of(WithWeight(norm), rows()).counts == {"rms_norm": 1}
+    assert slot_of(WithWeight(add_norm), rows()).counts == {"add_rms_norm": 1}
 
 
 @pytest.mark.parametrize("function", [norm, add_norm])
 def test_a_float32_weight_in_a_bfloat16_model(function: Callable[..., Tensor]) -> None:
-    slot = slot_of(Norm(function, torch.float32), rows())
+    slot = slot_of(WithWeight(function, torch.float32), rows())
     assert slot.counts == {}
     short = [report for report in slot.manager.reports if report.is_short]
     assert short
@@ -66,22 +52,17 @@ def test_a_float32_weight_in_a_bfloat16_model(function: Callable[..., Tensor]) -
 
 def test_another_epsilon() -> None:
     """A pattern is for one epsilon: those of the graph, and no other."""
-    from_graph = slot_of(Norm(lambda x, w: rms_norm_reference(x, w, 0.25) * 2), rows())
+    from_graph = slot_of(WithWeight(lambda x, w: rms_norm_reference(x, w, 0.25) * 2), rows())
     (node,) = [n for n in from_graph.after.graph.nodes if "rms_norm" in str(n.target)]
     assert node.args[2] == 0.25
 
 
 def test_a_layer_norm_is_no_rms_norm() -> None:
-    assert slot_of(Norm(lambda x, w: F.layer_norm(x, (SIZE,), w) * 2), rows()).counts == {}
+    assert slot_of(WithWeight(lambda x, w: F.layer_norm(x, (SIZE,), w) * 2), rows()).counts == {}
 
 
 def test_a_norm_whose_inside_is_used_elsewhere() -> None:
-    def leaky(x: Tensor, weight: Tensor) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-        return (wide * scale).to(x.dtype) * weight + scale.to(x.dtype)
-
-    module = Norm(leaky)
+    module = WithWeight(leaky_norm)
     slot = through_slot(piece_of(module, rows()), manager_for(BF16))
     assert slot.counts == {}
     (report,) = [report for report in slot.manager.reports if report.is_short]
@@ -92,7 +73,7 @@ def test_a_broadcast_residual() -> None:
     def broadcast(x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm_reference(x + weight, weight, 1e-6) * 2
 
-    slot = slot_of(Norm(broadcast), rows())
+    slot = slot_of(WithWeight(broadcast), rows())
     assert slot.counts == {"rms_norm": 1}
     refused = [reason for report in slot.manager.reports for reason in report.refused]
     assert any("residual" in reason for reason in refused), refused
@@ -103,7 +84,7 @@ def test_rows_that_are_not_contiguous() -> None:
         heads = x.unflatten(-1, (SIZE, 2)).transpose(1, 2)
         return rms_norm_reference(heads, weight, 1e-6) * 2
 
-    slot = slot_of(Norm(transposed), rows(2 * SIZE))
+    slot = slot_of(WithWeight(transposed), rows(2 * SIZE))
     assert slot.counts == {}
     refused = [reason for report in slot.manager.reports for reason in report.refused]
     assert any("not contiguous" in reason for reason in refused), refused
@@ -133,7 +114,7 @@ def angles_too(positions: Tensor, inv_freq: Tensor) -> Tensor:
 )
 def test_angles_of_a_step(function: Callable[..., Tensor], count: int) -> None:
     """Silent for one function alone, for what is no vector, and where they are used elsewhere."""
-    module = Norm(function, torch.float32)
+    module = WithWeight(function, torch.float32)
     module.weight = nn.Parameter(torch.rand(SIZE), requires_grad=False)
     slot = through_slot(piece_of(module, torch.arange(8)), manager_for(BF16))
     assert slot.counts.get("rope_angles", 0) == count
@@ -148,9 +129,9 @@ def gate(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 
 def test_another_activation() -> None:
-    assert slot_of(Norm(gate(F.silu)), rows(2 * SIZE)).counts == {"silu_mul": 1}
+    assert slot_of(WithWeight(gate(F.silu)), rows(2 * SIZE)).counts == {"silu_mul": 1}
     for activation in (F.gelu, lambda x: F.gelu(x, approximate="tanh"), torch.sigmoid, F.relu):
-        assert slot_of(Norm(gate(activation)), rows(2 * SIZE)).counts == {}
+        assert slot_of(WithWeight(gate(activation)), rows(2 * SIZE)).counts == {}
 
 
 def test_a_gate_that_is_used_elsewhere() -> None:
@@ -158,7 +139,7 @@ def test_a_gate_that_is_used_elsewhere() -> None:
         one, two = torch.split(x, [SIZE, SIZE], -1)
         return F.silu(one) * two + two
 
-    slot = through_slot(piece_of(Norm(used), rows(2 * SIZE)), manager_for(BF16))
+    slot = through_slot(piece_of(WithWeight(used), rows(2 * SIZE)), manager_for(BF16))
     assert slot.counts == {}
 
 
@@ -167,7 +148,7 @@ def test_halves_of_other_sizes() -> None:
         one, two = torch.split(x, [1, SIZE], -1)
         return F.silu(one) * two
 
-    slot = through_slot(piece_of(Norm(uneven), rows(SIZE + 1)), manager_for(BF16))
+    slot = through_slot(piece_of(WithWeight(uneven), rows(SIZE + 1)), manager_for(BF16))
     assert slot.counts == {}
 
 
@@ -188,6 +169,6 @@ def test_angles(angle_dtype: torch.dtype, heads: int, count: int) -> None:
         cos, sin = angles.cos().to(angle_dtype), angles.sin().to(angle_dtype)
         return turn(x.unflatten(-1, (2, 8)), cos, sin)
 
-    slot = through_slot(piece_of(Norm(rotated), rows()), manager_for(BF16))
+    slot = through_slot(piece_of(WithWeight(rotated), rows()), manager_for(BF16))
     assert slot.counts.get("rope", 0) == count
     slot.assert_equal()

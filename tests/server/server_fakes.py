@@ -280,3 +280,9 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert set(error) == {"message", "type", "param", "code"}
     assert 0 < len(error["message"]) <= 600 and "Traceback" not in error["message"]
     return error
+
+
+def asker(**options: Any) -> Asker:
+    """Of an engine that answers, behind a server with these options."""
+    client = FakeClient()
+    return Asker(client, make_state(client, **options))

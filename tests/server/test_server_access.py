@@ -8,10 +8,9 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from server_fakes import CHAT, Asker, FakeClient, make_state, refused
+from server_fakes import CHAT, Asker, asker, refused
 
 from tokenspeed.config import make_config
 from tokenspeed.options import ConfigError
@@ -20,11 +19,6 @@ from tokenspeed.server.client_address import TrustedProxies
 from tokenspeed.server.keys import Keys
 from tokenspeed.server.lifecycle import Signals
 from tokenspeed.server.serve import serve
-
-
-def asker(**options: Any) -> Asker:
-    client = FakeClient()
-    return Asker(client, make_state(client, **options))
 
 
 async def status(ask: Asker, key: str, name: str = "authorization") -> int:

@@ -10,16 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from server_fakes import CHAT, COMPLETIONS, Asker, FakeClient, make_state, refused
+from server_fakes import CHAT, COMPLETIONS, asker, refused
 
 from tokenspeed.request import SamplingParams
 from tokenspeed.server import lifecycle
 from tokenspeed.server.lifecycle import until_engine_dies
-
-
-def asker(**options: Any) -> Asker:
-    client = FakeClient()
-    return Asker(client, make_state(client, **options))
 
 
 def nested(depth: int) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_fakes import Asker, FakeClient, make_state, refused
+from server_fakes import asker, refused
 
 from tokenspeed.cli.main import main
 from tokenspeed.options import ConfigError
@@ -34,11 +34,6 @@ OPENS_API = {
     "the operator's alone": (None, "client", "boss", "second-boss", "bos", "wrong"),
     "both": ("client",),
 }
-
-
-def asker(**options: Any) -> Asker:
-    client = FakeClient()
-    return Asker(client, make_state(client, **options))
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])

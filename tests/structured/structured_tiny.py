@@ -45,6 +45,9 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(tiny_backend(), eos_token_ids=EOS_IDS)
 
 
+_TOKENIZER = tiny_tokenizer()
+
+
 class Compiler:
     """Compiles in this process, as that of a grammar does."""
 
@@ -88,3 +91,9 @@ def allowed(state: GrammarState) -> set[int]:
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert state._is_thinking or not bits[VOCAB:].any()
     return set(np.flatnonzero(bits[:VOCAB]).tolist())
+
+
+def follows(state: GrammarState, text: str) -> bool:
+    """Whether the grammar allows `text` as a whole output, token by token."""
+    ids = _TOKENIZER.encode(text, add_special_tokens=False)
+    return state.advance(ids) == len(ids) and state.may_end

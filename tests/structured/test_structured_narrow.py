@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structured_tiny import EOS_IDS, Compiler, allowed, tiny_tokenizer
+from structured_tiny import EOS_IDS, Compiler, allowed, follows, tiny_tokenizer
 
 from tokenspeed.constraint import ARGUMENTS, NAME, StructuredOutputs, ToolCallFormat, ToolCalls
 from tokenspeed.structured.matcher import GrammarState
@@ -29,11 +29,6 @@ def compiler(table: TokenTable) -> Compiler:
 
 def json_state(compiler: Compiler, schema: Any) -> GrammarState:
     return GrammarState(compiler.compile(StructuredOutputs(json=schema)), EOS_IDS)
-
-
-def follows(state: GrammarState, text: str) -> bool:
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    return state.advance(ids) == len(ids) and state.may_end
 
 
 def arguments_follow(compiler: Compiler, schema: Any, arguments: str) -> bool:

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from structured_tiny import CALL, EOS_IDS, Compiler, allowed, tiny_tokenizer
+from structured_tiny import CALL, EOS_IDS, Compiler, allowed, follows, tiny_tokenizer
 
 from tokenspeed.constraint import (
     ARGUMENTS,
@@ -46,12 +46,6 @@ def compiler(table: TokenTable) -> Compiler:
 def start(compiler: Compiler, **fields: Any) -> GrammarState:
     asked = StructuredOutputs(tool_calls=ToolCalls(**fields))
     return GrammarState(compiler.compile(asked), EOS_IDS)
-
-
-def follows(state: GrammarState, text: str) -> bool:
-    """Whether the grammar allows `text` as a whole output, token by token."""
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    return state.advance(ids) == len(ids) and state.may_end
 
 
 def hermes(name: str, arguments: str) -> str:

@@ -34,14 +34,15 @@ class Receipt(msgspec.Struct):
     @contextlib.contextmanager
     def spend(self, phase: str) -> Iterator[None]:
         """Add the time of a block to a phase."""
-        before = (time.monotonic(), _cpu_seconds())
+        before = (time.monotonic(), cpu_seconds())
         yield
-        after = (time.monotonic(), _cpu_seconds())
+        after = (time.monotonic(), cpu_seconds())
         for times, begin, end in zip((self.seconds, self.cpu_seconds), before, after, strict=True):
             times[phase] = times.get(phase, 0.0) + end - begin
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Of this process, and of those that it has waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tokenspeed.text.unicode import is_unicode
+
 _ANY = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _STRING = frozenset({"string"})
 _MAX_DEPTH = 16
@@ -92,11 +94,7 @@ def coerce(text: str, types: frozenset[str]) -> str:
         value = int(value)
     written = json.dumps(value, ensure_ascii=False)
     # Half a surrogate pair has no UTF-8 and stays an escape.
-    return written if _is_unicode(written) else json.dumps(value)
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+    return written if is_unicode(written) else json.dumps(value)
 
 
 def _refuse(name: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from tokenspeed.parsers.events import Malformed
 from tokenspeed.parsers.reader import Reader, Steps
+from tokenspeed.text.unicode import is_unicode
 
 MAX_DEPTH = 128
 MAX_WORD_CHARS = 1024
@@ -23,7 +24,6 @@ _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _NUMBER_BEGUN = re.compile(r"-?(?:(?:0|[1-9]\d*)(?:\.\d*|(?:\.\d+)?[eE][-+]?\d*)?)?", re.ASCII)
 _WORD = re.compile(r"[-+.\w]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = " \t\n\r"
 _WORDS = {
     **{word: word for word in ("true", "false", "null")},
@@ -169,6 +169,6 @@ def mended(text: str) -> str:
     """`text`, if it is one JSON value. Raises Malformed if not, or if it is not Unicode."""
     scanner = _Scanner()
     at, value = scanner.scan(text + " ", 0)
-    if not scanner.is_done or text[at:].strip() or _SURROGATE.search(text):
+    if not scanner.is_done or text[at:].strip() or not is_unicode(text):
         raise Malformed
     return value

@@ -7,7 +7,6 @@ stream, a whole answer and a token's logprob entry always agree.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from tokenspeed.text.slow_tokenizer import convert_slow_tokenizer
 from tokenspeed.text.source import ModelSource, eos_token_ids, locate
 from tokenspeed.text.special_tokens import special_tokens
 from tokenspeed.text.template_file import read_template
+from tokenspeed.text.unicode import is_unicode
 from tokenspeed.text.vocabulary import Spelling, Vocabulary
 
 MAX_TOKENIZER_BYTES = 512 << 20
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -100,7 +99,7 @@ class Tokenizer:
 
 def encode_text(backend: Backend, text: str, add_special_tokens: bool) -> list[int]:
     """Ids of a text. Raises InvalidRequest for what is not Unicode."""
-    if not text.isascii() and _SURROGATE.search(text):
+    if not is_unicode(text):
         raise InvalidRequest("the text holds a lone surrogate, which is not valid Unicode")
     # A batch of one: unlike `encode`, it lets other threads run meanwhile.
     (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
