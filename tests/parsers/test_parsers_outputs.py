@@ -103,6 +103,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 @settings(max_examples=400, deadline=None)
 @given(random_outputs(), st.lists(st.integers(0, 120), max_size=8), st.booleans())
 @example(("base", "hermes", "<think>a<tool_call>\u00b1</tool_call></think>"), [3, 9], False)
+@example(("base", "seed_oss", "<function=add><parameter=a>\u00b1"), [], False)
 def test_no_cut_changes_the_events(
     output: tuple[str, str, str], places: list[int], is_open: bool
 ) -> None:
@@ -117,7 +118,8 @@ def test_no_cut_changes_the_events(
             assert isinstance(json.loads(arguments), dict)
     if tools != HARMONY:  # whose headers are no text
         shown = parts.reasoning + parts.content + "".join(text for _, text in parts.calls)
-        assert shown.count("\u00b1") == text.count("\u00b1")
+        num_lost = text.count("\u00b1") - shown.count("\u00b1")
+        assert num_lost == 0 or (num_lost > 0 and parts.broken), "only of a word that was cut"
 
 
 @given(random_outputs(), st.booleans())
