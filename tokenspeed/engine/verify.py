@@ -40,7 +40,7 @@ from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.program import target_of
 from tokenspeed.engine.quarantine import disable_passes
 from tokenspeed.engine.warmup import CompileError
-from tokenspeed.kernels.attend import Prologue, prologue_reference, reference
+from tokenspeed.kernels.attend import PrologueFirst, reference
 from tokenspeed.loader import empty_model, load_weights
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -164,7 +164,7 @@ class _Step:
         return sequence.attended
 
 
-class _OneSequence:
+class _OneSequence(PrologueFirst):
     """Attends a step as one sequence, in plain torch. (Sinks are left out: these are activations to
     measure with.)
     """
@@ -176,17 +176,6 @@ class _OneSequence:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
         self.attended.append((q, k, v))
         return reference(q, k, v, self._scales[layer])
-
-    def attend_fused(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: int,
-        sinks: Tensor | None,
-        prologue: Prologue,
-    ) -> Tensor:
-        return self.attend(*prologue_reference(q, k, prologue), v, layer, sinks)
 
 
 def _text(found: Sequence[Deviation], wrong: Sequence[Deviation]) -> str:

@@ -13,6 +13,7 @@ call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -72,6 +73,26 @@ def prologue_reference(q: Tensor, k: Tensor, prologue: Prologue) -> tuple[Tensor
         qk_norm_rope_reference(q, q_weight, cos, sin, eps),
         qk_norm_rope_reference(k, k_weight, cos, sin, eps),
     )
+
+
+class PrologueFirst(ABC):
+    """A `SequenceState` that does a prologue before it attends, and gains nothing by it."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None) -> Tensor:
+        """As `SequenceState` has it."""
+
+    def attend_fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        sinks: Tensor | None,
+        prologue: Prologue,
+    ) -> Tensor:
+        """`attend` of q and k that are still to be normed and turned."""
+        return self.attend(*prologue_reference(q, k, prologue), v, layer, sinks)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: int, sinks: Tensor | None = None) -> Tensor:

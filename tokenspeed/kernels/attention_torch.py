@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenspeed.kernels.attend import Prologue, prologue_reference
+from tokenspeed.kernels.attend import PrologueFirst
 from tokenspeed.kernels.attention_step import AttentionSpec, AttentionStep, LayerGroup, Pages
 from tokenspeed.kernels.kv_dtype import raw, restored, stored
 
@@ -43,7 +43,7 @@ class _Row:
     pages: Tensor | None
 
 
-class TorchAttention:
+class TorchAttention(PrologueFirst):
     """Call `plan` before a step's forward; `attend` then runs each of its layers."""
 
     fuses_prologue: ClassVar[bool] = False
@@ -113,18 +113,6 @@ class TorchAttention:
                 parts += self._attend_chunk(own, keys, values, row, scale, window)
         out = (torch.cat(parts) if len(parts) > 1 else parts[0]).reshape(q.shape)
         return out if v_scale == 1.0 else out * v_scale
-
-    def attend_fused(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: int,
-        sinks: Tensor | None,
-        prologue: Prologue,
-    ) -> Tensor:
-        """`attend` of q and k that are still to be normed and turned."""
-        return self.attend(*prologue_reference(q, k, prologue), v, layer, sinks)
 
     def _attend_chunk(
         self,
