@@ -10,7 +10,7 @@ priority is behind its own are sent away for that. If a running one lacks pages 
 rank is preempted and computes again what it had.
 
 Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
-replaces them by facts and drops the results of those who have left (see `Residents`).
+replaces them by facts and drops the results of those who have left (see `RunningSet`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tokenspeed.batch import Batch, Row, RowResult, SlotStart, StepResult
 from tokenspeed.engine.acceptance import keep_prompt_logprobs, keep_tokens, make_delta
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.messages import Stats
-from tokenspeed.engine.pace import Pace
 from tokenspeed.engine.record import Request, State
-from tokenspeed.engine.residents import Residents
+from tokenspeed.engine.running_set import RunningSet
 from tokenspeed.engine.sampler import ERRORS
+from tokenspeed.engine.step_timing import StepTiming
 from tokenspeed.kernels.sample_rows import NOT_FINITE
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta, resolve_max_tokens
@@ -78,10 +78,10 @@ class Scheduler:
         self._plans = prompts + decodes if prefill_first else decodes + prompts
         self._requests: dict[str, Request] = {}
         self._waiting: list[Request] = []  # in order of rank
-        self._residents = Residents(kv, max_num_seqs)
+        self._running_set = RunningSet(kv, max_num_seqs)
         self._launched: deque[int] = deque()
         self._orders = itertools.count()
-        self._pace = Pace()
+        self._timing = StepTiming()
         self._num_steps = self._num_scheduled_tokens = 0
         self._num_preemptions = 0
         self._num_nan_aborted = 0
@@ -96,7 +96,7 @@ class Scheduler:
     @property
     def stats(self) -> Stats:
         return Stats(
-            num_running=len(self._residents.running),
+            num_running=len(self._running_set.running),
             num_waiting=len(self._waiting),
             kv_usage=self._kv.usage,
             prefix_queries=self._kv.prefix_queries,
@@ -142,7 +142,7 @@ class Scheduler:
 
     def park(self, request_id: str) -> Request:
         """Send a running request away until it is added again; no pages are lacking."""
-        (admission,) = [one for one in self._residents.running if one.request.id == request_id]
+        (admission,) = [one for one in self._running_set.running if one.request.id == request_id]
         self._send_away(admission)
         self._waiting.remove(admission.request)
         return self._requests.pop(request_id)
@@ -161,11 +161,11 @@ class Scheduler:
         """Of the rows of a launched step that are sampled, in order: whose they are; None of one
         that has ended or was preempted.
         """
-        admissions = [self._residents.of(row.generation) for row in batch.rows if row.sample]
+        admissions = [self._running_set.of(row.generation) for row in batch.rows if row.sample]
         return [one.request if one.is_running else None for one in admissions]
 
     def _withdraw(self, request: Request, state: State) -> RequestDelta:
-        running = [one for one in self._residents.running if one.request is request]
+        running = [one for one in self._running_set.running if one.request is request]
         if not running:
             self._waiting.remove(request)
         self._end(request, state, *running)
@@ -177,9 +177,9 @@ class Scheduler:
         Without steps in flight and with work left there is always a step: of those that run, the
         first in rank either finds its pages or takes them from others.
         """
-        self._pace.begin_plan()
+        self._timing.begin_plan()
         if self._waiting:
-            for admission in self._residents.in_the_way(self._waiting[0]):
+            for admission in self._running_set.in_the_way(self._waiting[0]):
                 self._preempt(admission)
         plan = _Plan(self._num_steps, self._token_budget)
         for add_rows in self._plans:
@@ -189,7 +189,7 @@ class Scheduler:
         self._num_steps += 1
         self._num_scheduled_tokens += self._token_budget - plan.budget
         self._launched.append(plan.step)
-        self._pace.launch()
+        self._timing.launch()
         return Batch(step=plan.step, rows=plan.rows, starts=plan.starts)
 
     def commit(self, result: StepResult) -> list[RequestDelta]:
@@ -197,12 +197,12 @@ class Scheduler:
         batch = result.batch
         oldest = self._launched.popleft()
         assert batch.step == oldest, f"step {batch.step} came before step {oldest}"
-        self._pace.commit(batch, self._residents.running)
+        self._timing.commit(batch, self._running_set.running)
         deltas = []
         for row, outcome in zip(batch.rows, result.rows, strict=True):
             assert (row.slot, row.generation) == (outcome.slot, outcome.generation)
-            admission = self._residents.of(row.generation)
-            self._residents.end_row(admission)
+            admission = self._running_set.of(row.generation)
+            self._running_set.end_row(admission)
             if admission.is_running:
                 delta = self._commit_row(admission, row, outcome)
                 if delta is not None:
@@ -211,16 +211,16 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants of queue and order, and those of slots and cache."""
-        requests = [one.request for one in self._residents.running] + list(self._waiting)
+        requests = [one.request for one in self._running_set.running] + list(self._waiting)
         assert {request.id for request in requests} == self._requests.keys(), "a lost request"
-        running = [one.request.rank for one in self._residents.running]
+        running = [one.request.rank for one in self._running_set.running]
         waiting = [request.rank for request in self._waiting]
         for ranks in (running, waiting):
             assert ranks == sorted(set(ranks)), f"out of the order of rank: {ranks}"
         # Of one priority, whoever runs came before whoever waits.
         ranks = sorted(running + waiting, key=lambda rank: rank[0])
         assert ranks == sorted(ranks), f"overtaken: {running} run, {waiting} wait"
-        self._residents.check()
+        self._running_set.check()
 
     def _limit(self, request: Request) -> int:
         """KV positions that may be planned: with one token a step, those that will be committed."""
@@ -232,7 +232,7 @@ class Scheduler:
 
     def _plan_decodes(self, plan: _Plan) -> None:
         """Decodes that would fill the budget leave a share to running prefills, and take turns."""
-        width, running = self._tokens_per_step, self._residents.running
+        width, running = self._tokens_per_step, self._running_set.running
         ready = [one for one in running if one.can_decode and one.last_step != plan.step]
         to_prefill = sum(one.num_to_prefill for one in running)
         floor = min(to_prefill, max(1, plan.budget // 4))
@@ -262,32 +262,32 @@ class Scheduler:
         while not kv.allocate(holding, num_tokens, num_expected=num_expected):
             plan.short = request
             missing = kv.pages_for(num_tokens) - len(holding.tables[0])
-            if kv.num_available + self._residents.num_coming >= missing:
+            if kv.num_available + self._running_set.num_coming >= missing:
                 return False
-            last = self._residents.running[-1]
+            last = self._running_set.running[-1]
             if last is admission or last.last_step == plan.step:
                 return False
             self._preempt(last)
         return True
 
     def _plan_prefills(self, plan: _Plan) -> None:
-        for admission in self._residents.running:
+        for admission in self._running_set.running:
             num_tokens = min(plan.budget, admission.num_to_prefill)
             if num_tokens > 0:
                 plan.add(admission, num_tokens)
 
     def _admit(self, plan: _Plan) -> None:
         """Let waiting requests in, in order, while budget, slots and pages last."""
-        while self._waiting and plan.budget > 0 and self._residents.has_free_slot:
+        while self._waiting and plan.budget > 0 and self._running_set.has_free_slot:
             request = self._waiting[0]
             if plan.short is not None and plan.short.rank < request.rank:
                 return
-            admission = self._residents.enter(request, self._limit(request))
+            admission = self._running_set.enter(request, self._limit(request))
             if admission is None:
                 return
             del self._waiting[0]
             request.move(State.PREFILLING)
-            request.timeline.schedule(self._pace.now)
+            request.timeline.schedule(self._timing.now)
             if request.num_preemptions == 0:
                 request.num_cached_tokens = admission.num_computed
             plan.starts.append(admission.start())
@@ -320,7 +320,7 @@ class Scheduler:
         return make_delta(request, outcome.token_ids[:num_kept], logprobs)
 
     def _end_prefill(self, request: Request) -> None:
-        request.timeline.end_prefill(self._pace.now)
+        request.timeline.end_prefill(self._timing.now)
         if State.DECODING not in request.history:
             self._num_prompt_tokens += request.num_prompt
         if request.max_tokens == 0:
@@ -332,7 +332,7 @@ class Scheduler:
         request.move(state)
         del self._requests[request.id]
         for admission in admissions:
-            self._residents.leave(admission)
+            self._running_set.leave(admission)
 
     def _preempt(self, admission: Admission) -> None:
         self._num_preemptions += 1
@@ -341,7 +341,7 @@ class Scheduler:
     def _send_away(self, admission: Admission) -> None:
         request = admission.request
         request.move(State.PREEMPTED)
-        request.timeline.preempt(self._pace.now)
+        request.timeline.preempt(self._timing.now)
         request.num_preemptions += 1
         self._wait(request)
-        self._residents.leave(admission)
+        self._running_set.leave(admission)

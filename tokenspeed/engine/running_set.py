@@ -27,7 +27,7 @@ class _Short:
     num_entered: int
 
 
-class Residents:
+class RunningSet:
     """The slots. `running` is in order of rank: the last is the first to be sent away."""
 
     def __init__(self, kv: KVManager, num_slots: int) -> None:

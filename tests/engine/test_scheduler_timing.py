@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_bench import Bench
 
-from tokenspeed.engine.pace import Pace
+from tokenspeed.engine.step_timing import StepTiming
 from tokenspeed.timeline import Timing
 
 
@@ -24,13 +24,13 @@ class Clock:
 def bench() -> Bench:
     """Each step: a second from its plan to its commit, and one more to the next plan."""
     made = Bench(token_budget=8, num_pages=64, max_num_seqs=2)
-    made.scheduler._pace = Pace(Clock())
+    made.scheduler._timing = StepTiming(Clock())
     return made
 
 
 def add(bench: Bench, name: str, num_prompt: int, max_tokens: int) -> None:
     request = bench.add(name, [1 + len(name)] * num_prompt, max_tokens=max_tokens)
-    request.timeline.arrived = bench.scheduler._pace.now
+    request.timeline.arrived = bench.scheduler._timing.now
 
 
 def timings(bench: Bench, name: str) -> list[Timing | None]:
@@ -67,7 +67,7 @@ def test_waiting_for_a_slot_is_queue_time(bench: Bench) -> None:
 
 def test_a_preemption_is_a_delay() -> None:
     bench = Bench(num_pages=8, block_size=4, token_budget=16, max_num_seqs=2)
-    bench.scheduler._pace = Pace(Clock())
+    bench.scheduler._timing = StepTiming(Clock())
     add(bench, "a", num_prompt=8, max_tokens=20)
     add(bench, "b", num_prompt=8, max_tokens=20)
     bench.run()

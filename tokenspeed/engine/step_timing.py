@@ -15,7 +15,7 @@ from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.record import State
 
 
-class Pace:
+class StepTiming:
     """Stamps timelines. `now` is the time of the latest plan or commit."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
