@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import values
 from running_server import Running, running
 from server_fakes import FakeClient
-from test_server_desk import until
+from test_server_coordinator import until
 
 from tokenspeed.server import run as run_module
 from tokenspeed.server import siblings as siblings_module
@@ -27,7 +27,7 @@ context = zmq.Context()
 socket = context.socket(zmq.DEALER)
 socket.set(zmq.IDENTITY, str(orders["number"]).encode())
 socket.set(zmq.LINGER, 1000)
-socket.connect(f"ipc://{{orders['folder']}}/desk")
+socket.connect(f"ipc://{{orders['folder']}}/coordinator")
 {does}
 """
 SERVES = 'socket.send(msgspec.msgpack.encode({"type": "serving"}))'

@@ -1,7 +1,7 @@
 """How many requests each API key with a limit has in work, over all HTTP processes of a server.
 
 The first process keeps the counts; the others take places there and give them back
-(`desk_client.py`).
+(`coordinator_client.py`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """One more HTTP process of a server: `python -m tokenspeed.server.process`, started by `Siblings`.
 
-    stdin    one line of JSON (`desk_messages.Orders`); then silence, whose end is the parent's end
-    sockets  the engine's, the parent's desk, and the server's port
+    stdin    one line of JSON (`coordinator_messages.Orders`); then silence, whose end is the
+             parent's end
+    sockets  the engine's, the parent's coordinator, and the server's port
     stderr   the log, which is the parent's
 
-It ends when the desk says so: what a signal means is for the parent to decide. SIGTERM sent to it
-alone lets it drain, and its parent starts another.
+It ends when the coordinator says so: what a signal means is for the parent to decide. SIGTERM sent
+to it alone lets it drain, and its parent starts another.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import uvloop
 
 from tokenspeed.engine.child import end_with_parent, read_orders
 from tokenspeed.log import setup_logging
-from tokenspeed.server.desk_messages import Orders
+from tokenspeed.server.coordinator_messages import Orders
 from tokenspeed.server.garbage import collect_rarely
 from tokenspeed.server.sharing import share_metrics
 

@@ -1,7 +1,7 @@
 """Responses that can be asked for again or gone on from: in memory, for a while, within a size.
 
 They are kept as the JSON that was sent, so that what the store takes is what it counts. Of several
-HTTP processes the first keeps them, and the others ask it (`desk_client.py`).
+HTTP processes the first keeps them, and the others ask it (`coordinator_client.py`).
 """
 
 from __future__ import annotations

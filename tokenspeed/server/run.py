@@ -19,7 +19,7 @@ from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.parsers.chat_plan import parser_names
 from tokenspeed.server.app import create_app
-from tokenspeed.server.desk_messages import EngineGone, Reload, Started
+from tokenspeed.server.coordinator_messages import EngineGone, Reload, Started
 from tokenspeed.server.errors import engine_failed, unavailable
 from tokenspeed.server.http_server import CLOSE_S, HttpServer
 from tokenspeed.server.lifecycle import (

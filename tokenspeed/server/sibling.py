@@ -19,12 +19,12 @@ from tokenspeed.engine.frozen import freeze_for
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
 from tokenspeed.server.app import create_app
-from tokenspeed.server.desk_client import DeskClient
-from tokenspeed.server.desk_messages import (
+from tokenspeed.server.coordinator_client import CoordinatorClient
+from tokenspeed.server.coordinator_messages import (
     QUEUE,
     EngineGone,
     EngineLost,
-    FromDesk,
+    FromCoordinator,
     Orders,
     Reload,
     Started,
@@ -56,8 +56,9 @@ async def run_sibling(orders: Orders) -> int:
 async def _run(orders: Orders) -> int:
     folder, settings = Path(orders.folder), orders.config.server
     with contextlib.ExitStack() as resources:
-        desk = DeskClient(folder, orders.number, is_on=settings.response_store_bytes > 0)
-        resources.callback(desk.close)
+        is_on = settings.response_store_bytes > 0
+        coordinator = CoordinatorClient(folder, orders.number, is_on=is_on)
+        resources.callback(coordinator.close)
         client = AttachedClient()
         client.attach(orders.engine)
         shared = Shared(
@@ -65,8 +66,8 @@ async def _run(orders: Orders) -> int:
             first_pid=os.getppid(),
             created=orders.created,
             queue=QueueTable.open(folder / QUEUE, orders.row),
-            responses=desk,
-            places=desk,
+            responses=coordinator,
+            places=coordinator,
             metrics_folder=folder,
         )
         state, tls = ServerState(orders.config, client, shared), tls_context(settings)
@@ -74,10 +75,10 @@ async def _run(orders: Orders) -> int:
         # A second SIGTERM changes nothing: it may be the parent's own, sent to all of its group.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signals.first.set)
         listener = Listener(client, signals, reload_of(state, tls))
-        listening = asyncio.create_task(desk.listen(listener.take))
+        listening = asyncio.create_task(coordinator.listen(listener.take))
         resources.callback(listening.cancel)
         try:
-            return await _serve(orders, state, signals, desk, tls)
+            return await _serve(orders, state, signals, coordinator, tls)
         finally:
             await client.close()
 
@@ -86,7 +87,7 @@ async def _serve(
     orders: Orders,
     state: ServerState,
     signals: Signals,
-    desk: DeskClient,
+    coordinator: CoordinatorClient,
     tls: ssl.SSLContext | None,
 ) -> int:
     settings = orders.config.server
@@ -100,7 +101,7 @@ async def _serve(
     listener = join(orders.family, address, settings.write_timeout)
     server = HttpServer(create_app(state), listener, settings, tls)
     try:
-        desk.announce()
+        coordinator.announce()
         await first_of(signals.first.wait(), server.ended(), until_engine_dies(state))
         return await wind_down(state, signals)
     finally:
@@ -115,7 +116,7 @@ class Listener:
     ) -> None:
         self._client, self._signals, self._reload = client, signals, reload
 
-    def take(self, message: FromDesk) -> None:
+    def take(self, message: FromCoordinator) -> None:
         if isinstance(message, Started):
             self._client.phases.adopt(message.phases)
         elif isinstance(message, EngineGone):

@@ -2,7 +2,7 @@
 
 All listen on one port, and the kernel deals connections out among them. Each is a client of the
 engine of its own; what has to be one for the server is shared (`sharing.py`) or kept at the first
-process's desk (`desk.py`).
+process's coordinator (`coordinator.py`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tokenspeed.engine.child import describe_end
 from tokenspeed.engine.client import EngineClient
 from tokenspeed.engine.restarts import Restarts
 from tokenspeed.log import logger
-from tokenspeed.server.desk import Desk
-from tokenspeed.server.desk_messages import (
+from tokenspeed.server.coordinator import Coordinator
+from tokenspeed.server.coordinator_messages import (
     QUEUE,
     Drain,
     EngineLost,
-    FromDesk,
+    FromCoordinator,
     Orders,
     Ping,
     Started,
@@ -107,11 +107,11 @@ class Siblings:
             places=places,
             metrics_folder=folder,
         )
-        self._desk = Desk(
+        self._coordinator = Coordinator(
             folder, self.shared.responses, places, self._note_serving, self._note_pong
         )
-        self._resources.callback(self._desk.close)
-        serving = asyncio.create_task(self._desk.serve())
+        self._resources.callback(self._coordinator.close)
+        serving = asyncio.create_task(self._coordinator.serve())
         self._resources.callback(serving.cancel)
         pinging = asyncio.create_task(self._ping())
         self._resources.callback(pinging.cancel)
@@ -136,9 +136,9 @@ class Siblings:
         await asyncio.Event().wait()
         raise AssertionError
 
-    def tell(self, message: FromDesk) -> None:
+    def tell(self, message: FromCoordinator) -> None:
         for number in self._siblings:
-            self._desk.tell(number, message)
+            self._coordinator.tell(number, message)
 
     async def end(self, at_once: asyncio.Event, seconds: float) -> None:
         """Have those that serve drain, and wait until they have ended: for `seconds`, or until
@@ -149,7 +149,7 @@ class Siblings:
         self._is_ending = True
         for sibling in tuple(self._siblings.values()):
             if sibling.is_serving:
-                self._desk.tell(sibling.number, Drain())
+                self._coordinator.tell(sibling.number, Drain())
             else:
                 _kill(sibling.process)
         ended = asyncio.gather(*self._keepers, return_exceptions=True)
@@ -211,7 +211,7 @@ class Siblings:
         self._number += 1
         sibling = _Sibling(self._number, row, process)
         self._siblings[sibling.number] = sibling
-        self._desk.admit(sibling.number)
+        self._coordinator.admit(sibling.number)
         if self._is_ending:
             _kill(process)
         orders = self._orders(sibling)
@@ -221,7 +221,7 @@ class Siblings:
             yield sibling
         finally:
             del self._siblings[sibling.number]
-            self._desk.dismiss(sibling.number)
+            self._coordinator.dismiss(sibling.number)
             process.stdin.close()
             self.shared.queue.clear(row)
 
@@ -245,7 +245,7 @@ class Siblings:
             return
         self._siblings[number].is_serving = True
         if self._started is not None:
-            self._desk.tell(number, self._started)
+            self._coordinator.tell(number, self._started)
         serving = [each for each in self._siblings.values() if each.is_serving]
         if len(serving) == len(self._rows):
             self._all_serve.set()
@@ -269,7 +269,7 @@ class Siblings:
                     )
                     _kill(sibling.process)
                 sibling.num_unanswered += 1
-                self._desk.tell(sibling.number, Ping())
+                self._coordinator.tell(sibling.number, Ping())
 
     def _note_loss(self, message: str) -> None:
         """Siblings follow the engine. One that is only starting might miss where to: it is started

@@ -1,4 +1,6 @@
-"""The first HTTP process's desk: its siblings ask for what it keeps, and are told what it knows."""
+"""The coordinator, in the first HTTP process: its siblings ask it for what it keeps, and are told
+what it knows.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.log import logger
-from tokenspeed.server.desk_messages import (
-    DESK,
+from tokenspeed.server.coordinator_messages import (
+    COORDINATOR,
     Answer,
     Find,
-    FromDesk,
+    FromCoordinator,
     GivePlace,
     Keep,
     Pong,
     Serving,
     TakePlace,
-    ToDesk,
+    ToCoordinator,
 )
 from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.response_store import Responses
 
 
-class Desk:
+class Coordinator:
     """Binds a socket in `folder`. `on_serving` is given the number of each sibling that begins to
     serve, `on_pong` that of each that says it lives. Lives on one event loop.
     """
@@ -48,9 +50,9 @@ class Desk:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.bind(f"ipc://{folder / DESK}")
+        self._socket.bind(f"ipc://{folder / COORDINATOR}")
 
-    def tell(self, number: int, message: FromDesk) -> None:
+    def tell(self, number: int, message: FromCoordinator) -> None:
         """To a sibling that is not there, nothing is said."""
         self._socket.send_multipart([str(number).encode(), msgspec.msgpack.encode(message)])
 
@@ -65,7 +67,7 @@ class Desk:
 
     async def serve(self) -> None:
         """Answer until cancelled."""
-        decoder = msgspec.msgpack.Decoder(ToDesk)
+        decoder = msgspec.msgpack.Decoder(ToCoordinator)
         while True:
             sender, body = await self._socket.recv_multipart()
             try:
@@ -76,7 +78,7 @@ class Desk:
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    async def _take(self, sender: int, message: ToDesk) -> None:
+    async def _take(self, sender: int, message: ToCoordinator) -> None:
         if isinstance(message, Serving):
             self._on_serving(sender)
         elif isinstance(message, Pong):

@@ -15,10 +15,10 @@ from server_fakes import ANSWER, Asker, FakeClient, make_state
 from test_server_responses import respond
 
 from tokenspeed.engine.phases import Phase
-from tokenspeed.server import desk_client as desk_client_module
-from tokenspeed.server.desk import Desk
-from tokenspeed.server.desk_client import DeskClient
-from tokenspeed.server.desk_messages import Drain, EngineGone, FromDesk, Ping, Started
+from tokenspeed.server import coordinator_client as coordinator_client_module
+from tokenspeed.server.coordinator import Coordinator
+from tokenspeed.server.coordinator_client import CoordinatorClient
+from tokenspeed.server.coordinator_messages import Drain, EngineGone, FromCoordinator, Ping, Started
 from tokenspeed.server.errors import APIError
 from tokenspeed.server.key_places import KeyCounts
 from tokenspeed.server.queue_table import QueueTable
@@ -27,25 +27,25 @@ from tokenspeed.server.sharing import Shared
 
 
 class Two:
-    """The first process's desk, and siblings at it."""
+    """The first process's coordinator, and siblings at it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = ResponseStore(1 << 20, 10.0)
         self.serving: list[int] = []
-        self.words: dict[int, list[FromDesk]] = {}
+        self.words: dict[int, list[FromCoordinator]] = {}
         self.places = KeyCounts()
         self.alive: list[int] = []
         heard = (self.serving.append, self.alive.append)
-        self.desk = Desk(folder, self.store, self.places, *heard)
-        self.tasks = [asyncio.create_task(self.desk.serve())]
-        self.clients: list[DeskClient] = []
+        self.coordinator = Coordinator(folder, self.store, self.places, *heard)
+        self.tasks = [asyncio.create_task(self.coordinator.serve())]
+        self.clients: list[CoordinatorClient] = []
 
-    def sibling(self, number: int) -> DeskClient:
-        client = DeskClient(self.folder, number, is_on=True)
-        self.desk.admit(number)
+    def sibling(self, number: int) -> CoordinatorClient:
+        client = CoordinatorClient(self.folder, number, is_on=True)
+        self.coordinator.admit(number)
         self.clients.append(client)
-        words: list[FromDesk] = []
+        words: list[FromCoordinator] = []
         self.words[number] = words
         self.tasks.append(asyncio.create_task(client.listen(words.append)))
         return client
@@ -58,7 +58,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
     for task in made.tasks:
         task.cancel()
     await asyncio.gather(*made.tasks, return_exceptions=True)
-    for each in (*made.clients, made.desk):
+    for each in (*made.clients, made.coordinator):
         each.close()
 
 
@@ -93,20 +93,20 @@ async def test_words_reach_whom_they_are_for(two: Two) -> None:
     other.announce()
     one.announce()
     await until(lambda: sorted(two.serving) == [1, 2])
-    two.desk.tell(3, Drain())  # nobody
+    two.coordinator.tell(3, Drain())  # nobody
     started = Started([Phase("weights", 1.5)])
-    two.desk.tell(1, started)
-    two.desk.tell(2, EngineGone("why"))
+    two.coordinator.tell(1, started)
+    two.coordinator.tell(2, EngineGone("why"))
     await until(lambda: two.words[1] and two.words[2])
     assert (two.words[1], two.words[2]) == ([started], [EngineGone("why")])
     two.clients[0]._socket.send(b"\xc1")
-    assert await one.get("a") is None, "the desk goes on"
+    assert await one.get("a") is None, "the coordinator goes on"
 
 
 async def test_a_ping_is_answered(two: Two) -> None:
     two.sibling(1), two.sibling(2).announce()
     await until(lambda: two.serving)
-    two.desk.tell(2, Ping())
+    two.coordinator.tell(2, Ping())
     await until(lambda: two.alive == [2])
     assert two.words == {1: [], 2: []}
 
@@ -116,14 +116,14 @@ async def test_responses_go_on_in_whichever_process(two: Two) -> None:
     asks = []
     for number in (0, 1):
         client = FakeClient()
-        desk = two.sibling(1) if number else None
+        coordinator = two.sibling(1) if number else None
         shared = Shared(
             number=number,
             first_pid=1,
             created=7,
             queue=QueueTable.alone(),
-            responses=desk or two.store,
-            places=desk or two.places,
+            responses=coordinator or two.store,
+            places=coordinator or two.places,
         )
         asks.append(Asker(client, make_state(client, shared=shared)))
     for one, other in (asks, asks[::-1]):
@@ -186,7 +186,7 @@ async def test_places_are_free_again_however_a_request_ends(two: Two) -> None:
     asking.cancel()  # its answer is on its way
     with contextlib.suppress(asyncio.CancelledError):
         await asking
-    assert await one.get("a") is None, "the desk has heard all that was said before"
+    assert await one.get("a") is None, "the coordinator has heard all that was said before"
     assert two.places.num_held == 0
     await until(lambda: two.places.num_held == 0)
     with contextlib.suppress(ValueError):
@@ -205,21 +205,21 @@ async def test_what_a_dead_sibling_held_is_given_back(two: Two) -> None:
         assert await late.enter_async_context(one.hold(b"key", 2))
         async with other.hold(b"key", 2) as is_held:
             assert not is_held
-        two.desk.dismiss(1)
+        two.coordinator.dismiss(1)
         lost = asyncio.create_task(one.hold(b"key", 2).__aenter__())
         async with other.hold(b"key", 2) as first, other.hold(b"key", 2) as second:
             assert first and second and two.places.num_held == 2
     assert not lost.done()
     lost.cancel()
     await until(lambda: two.places.num_held == 0)
-    assert await other.get("a") is None, "the desk goes on"
+    assert await other.get("a") is None, "the coordinator goes on"
 
 
 async def test_a_first_process_that_hangs_holds_nobody_up(
     two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What needs it is refused, later at once, until it is heard of again; nothing stays held."""
-    monkeypatch.setattr(desk_client_module, "ANSWER_S", 0.05)
+    monkeypatch.setattr(coordinator_client_module, "ANSWER_S", 0.05)
     one = two.sibling(1)
     two.tasks[0].cancel()
     await asyncio.wait(two.tasks[:1])
@@ -230,10 +230,10 @@ async def test_a_first_process_that_hangs_holds_nobody_up(
             assert (told.value.status, told.value.code) == (503, "stalled")
             assert int(told.value.headers["Retry-After"]) > 0
         assert not await one.put("a", b"answer", b"items")
-        monkeypatch.setattr(desk_client_module, "ANSWER_S", 60.0)  # nobody waits any more
+        monkeypatch.setattr(coordinator_client_module, "ANSWER_S", 60.0)  # nobody waits any more
     assert len(caplog.records) == 1 and not one._waiting
-    two.tasks[0] = asyncio.create_task(two.desk.serve())
-    two.desk.tell(1, Ping())
+    two.tasks[0] = asyncio.create_task(two.coordinator.serve())
+    two.coordinator.tell(1, Ping())
     await until(lambda: two.alive)
     async with one.hold(b"key", 1) as is_held:
         assert is_held

@@ -1,8 +1,8 @@
 """What travels between the first HTTP process of a server and its siblings: typed msgpack over
 ZeroMQ, never pickle.
 
-The first binds a ROUTER socket, its desk; each sibling connects a DEALER, known by its number. The
-siblings' requests do not come here: those go to the engine.
+The first binds a ROUTER socket, its coordinator's; each sibling connects a DEALER, known by its
+number. The siblings' requests do not come here: those go to the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokenspeed.config import Config
 from tokenspeed.engine.phases import Phase
 from tokenspeed.server.response_store import StoredResponse
 
-DESK, QUEUE = "desk", "queue"
+COORDINATOR, QUEUE = "coordinator", "queue"
 """Names in the folder that the processes of a server share; all else in it are their metrics."""
 
 
@@ -120,5 +120,5 @@ class EngineLost(msgspec.Struct, tag="engine_lost", frozen=True):
     address: str
 
 
-ToDesk = Serving | Pong | Keep | Find | Forget | TakePlace | GivePlace
-FromDesk = Answer | Started | Ping | Drain | Stop | Reload | EngineGone | EngineLost
+ToCoordinator = Serving | Pong | Keep | Find | Forget | TakePlace | GivePlace
+FromCoordinator = Answer | Started | Ping | Drain | Stop | Reload | EngineGone | EngineLost

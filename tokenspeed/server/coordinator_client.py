@@ -15,19 +15,19 @@ import zmq
 import zmq.asyncio
 
 from tokenspeed.log import logger
-from tokenspeed.server.desk_messages import (
-    DESK,
+from tokenspeed.server.coordinator_messages import (
+    COORDINATOR,
     Answer,
     Find,
     Forget,
-    FromDesk,
+    FromCoordinator,
     GivePlace,
     Keep,
     Ping,
     Pong,
     Serving,
     TakePlace,
-    ToDesk,
+    ToCoordinator,
 )
 from tokenspeed.server.errors import APIError, unavailable
 from tokenspeed.server.response_store import StoredResponse
@@ -36,7 +36,7 @@ ANSWER_S = 5.0
 """How long the first process may take to answer, which takes it no time unless it hangs."""
 
 
-class DeskClient:
+class CoordinatorClient:
     """As the sibling `number`. It also is `Responses` and `KeyPlaces`: those of the first process.
     Where that hangs, what needs it is refused with a 503, at once until it is heard of again: it
     pings each sibling every second. Lives on one event loop.
@@ -53,15 +53,15 @@ class DeskClient:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.connect(f"ipc://{folder / DESK}")
+        self._socket.connect(f"ipc://{folder / COORDINATOR}")
 
     def announce(self) -> None:
         """This process serves."""
         self._send(Serving())
 
-    async def listen(self, on_word: Callable[[FromDesk], None]) -> None:
+    async def listen(self, on_word: Callable[[FromCoordinator], None]) -> None:
         """Read until cancelled; `on_word` is given what is neither an answer nor a `Ping`."""
-        decoder = msgspec.msgpack.Decoder(FromDesk)
+        decoder = msgspec.msgpack.Decoder(FromCoordinator)
         while True:
             message = decoder.decode(await self._socket.recv())
             self._hangs = False
@@ -114,7 +114,7 @@ class DeskClient:
         finally:
             del self._waiting[message.number]
 
-    def _send(self, message: ToDesk) -> None:
+    def _send(self, message: ToCoordinator) -> None:
         self._socket.send(msgspec.msgpack.encode(message))
 
 
