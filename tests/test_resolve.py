@@ -304,6 +304,9 @@ CHOICES = st.fixed_dictionaries(
     }
     | {
         "max_num_seqs": st.integers(1, 4096),
+        "max_total_tokens": st.integers(2, 1 << 16),
+        "max_model_len": st.integers(2, 1 << 16),
+        "block_size": st.integers(1, 1024),
         "max_cudagraph_capture_size": st.integers(1, 4096),
         "cudagraph_capture_sizes": st.sets(st.integers(1, 4096), max_size=8).map(tuple),
         "compile_ranges": st.sets(st.integers(1, 1 << 20), max_size=7).map(sorted).map(tuple),

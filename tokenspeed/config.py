@@ -41,7 +41,7 @@ class ModelConfig(Settings):
         None,
         "longest prompt plus output in tokens (default: the model's limit)",
         aliases=("--context-length",),
-        low=1,
+        low=2,
         high=1 << 24,
         suffixes=True,
     )
@@ -78,7 +78,7 @@ class CacheConfig(Settings):
     max_total_tokens: int | None = option(
         None,
         "KV pool size in tokens (default: from the memory share)",
-        low=1,
+        low=2,
         high=1 << 40,
         suffixes=True,
     )

@@ -59,8 +59,9 @@ class ModelFacts:
 def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None) -> Resolution:
     """Settle what is open. Raises ConfigError, one line, for what cannot be had here."""
     draft = Draft(config)
+    room = _room(draft)
     device = _settle_device(draft, machine)
-    _settle_model(draft, device, model)
+    _settle_model(draft, device, model, room)
     _settle_cache_dtype(draft)
     attention = _settle_attention(draft, device, machine, model)
     _refuse_cache_dtype(draft, attention, machine)
@@ -113,6 +114,28 @@ def graph_sizes(largest: int) -> tuple[int, ...]:
     return tuple(sorted(size for size in sizes if size <= largest))
 
 
+def _room(draft: Draft) -> int | None:
+    """Tokens of the pool, if its size was given. Raises ConfigError for one that serves nothing, or
+    not what was asked for.
+    """
+    tokens, size, asked = map(draft.value, ("max_total_tokens", "block_size", "max_model_len"))
+    if tokens is None:
+        return None
+    least = max(size, 2)
+    if tokens < least:
+        raise ConfigError(
+            f"--max-total-tokens {tokens}: no request has room in fewer than {least} tokens, the "
+            f"least that works with --block-size {size}; give it more, or leave it open"
+        )
+    room: int = -(-tokens // size) * size
+    if asked is not None and asked > room:
+        raise ConfigError(
+            f"--max-total-tokens {tokens} has room for {room} tokens, not for one request of "
+            f"--max-model-len {asked}; lower that to {room}, or raise this to {asked}"
+        )
+    return room
+
+
 def _settle_device(draft: Draft, machine: MachineFacts) -> str:
     if draft.value("device") == "cuda" and not machine.has_cuda:
         raise ConfigError("--device cuda: torch sees no CUDA device here; use --device cpu")
@@ -123,7 +146,7 @@ def _settle_device(draft: Draft, machine: MachineFacts) -> str:
     return device
 
 
-def _settle_model(draft: Draft, device: str, model: ModelFacts | None) -> None:
+def _settle_model(draft: Draft, device: str, model: ModelFacts | None, room: int | None) -> None:
     if device == "cpu":
         draft.settle("dtype", "auto", "float32", "on a CPU: the dtype that it computes fastest in")
     elif model is None:
@@ -141,6 +164,8 @@ def _settle_model(draft: Draft, device: str, model: ModelFacts | None) -> None:
         draft.leave("max_model_len", None, "the model says")
     else:
         draft.settle("load_format", "auto", model.stored, "what the model's files are")
+        if room is not None and room < model.max_model_len:
+            draft.settle("max_model_len", None, room, "what --max-total-tokens has room for")
         draft.settle("max_model_len", None, model.max_model_len, "the model's limit")
 
 

@@ -243,7 +243,7 @@ def test_serve_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("topic", ["max-model-len", "max_model_len", "--context-length"])
 def test_help_of_one_option(topic: str) -> None:
     text = pages.explain(topic, EVERY)
-    for fact in ("1 to 16777216", "TOKENSPEED_MAX_MODEL_LEN", "4k is 4000", "--context-length"):
+    for fact in ("2 to 16777216", "TOKENSPEED_MAX_MODEL_LEN", "4k is 4000", "--context-length"):
         assert fact in text
 
 

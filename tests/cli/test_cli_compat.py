@@ -135,7 +135,7 @@ def test_no_flag_has_two_answers() -> None:
 def test_same_stands_for_something_that_works(row: Known) -> None:
     for answer in (row.answer, row.off):
         if isinstance(answer, Same):
-            words = [*answer.words, *(["1"] if row.takes is Takes.ONE else [])]
+            words = [*answer.words, *(["2"] if row.takes is Takes.ONE else [])]
             assert not resolve(words, {}).notes
         elif answer is not None:
             assert answer.why

@@ -50,7 +50,7 @@ def test_defaults_are_allowed_and_have_help(option: Option) -> None:
     ("values", "says"),
     [
         ({"max_model_lem": 1}, "did you mean max_model_len?"),
-        ({"max_model_len": 0}, "max_model_len must be from 1 to"),
+        ({"max_model_len": 0}, "max_model_len must be from 2 to"),
         ({"dtype": "int8"}, "dtype must be one of: auto"),
         ({"enable_prefix_caching": 1}, "must be true or false, got 1"),
         ({"model": ""}, "model must be 1 to 4096 printable characters"),

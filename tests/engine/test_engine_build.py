@@ -43,13 +43,14 @@ def test_pool_size_as_asked_or_as_the_machine_has(monkeypatch: pytest.MonkeyPatc
     assert pages(1 << 40, 1 << 20) == 4096
 
 
-def test_a_pool_that_cannot_do_says_what_would() -> None:
-    cache = CacheConfig(max_total_tokens=64)
+def test_a_pool_that_cannot_do_says_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_ram", lambda: 10 << 20)
+    cache = CacheConfig(gpu_memory_utilization=0.4)
     with pytest.raises(ConfigError) as caught:
-        count_pages(cache, 1 << 20, useful_tokens=1, needed_tokens=100, device=CPU)
+        count_pages(cache, 1 << 20, useful_tokens=1000, needed_tokens=100, device=CPU)
     assert str(caught.value) == (
         "the KV cache needs 112 tokens (7 MiB) for one request of full length, but has 64 "
-        "(--max-total-tokens 64); lower --max-model-len to 64 or give it more with "
+        "(4 MiB of memory for it); lower --max-model-len to 64 or give it more with "
         "--max-total-tokens or --gpu-memory-utilization"
     )
     with pytest.raises(ConfigError, match=r"has 0 .* MiB of memory"):
@@ -124,7 +125,10 @@ def test_a_model_without_an_end_says_so(
     assert "end-of-sequence" not in caplog.text
 
 
-def test_the_pool_limits_an_open_context_but_not_one_that_was_asked_for(tiny_model: str) -> None:
+def test_the_pool_limits_an_open_context_but_not_one_that_was_asked_for(
+    tiny_model: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert tiny_engine(tiny_model, max_total_tokens=60).ready.max_model_len == 60
-    with pytest.raises(ConfigError, match="lower --max-model-len to 60"):
+    assert "limits the context to 60 tokens, of 256 that the model has; --max-total" in caplog.text
+    with pytest.raises(ConfigError, match="lower that to 60, or raise this to 61"):
         tiny_engine(tiny_model, max_total_tokens=60, max_model_len=61)

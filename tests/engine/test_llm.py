@@ -186,7 +186,9 @@ def test_options_that_do_not_exist_or_cannot_be(tiny_model: str) -> None:
             tiny_llm(tiny_model, **{name: 1})
     with pytest.raises(ConfigError, match="block_size must be from 1"):
         tiny_llm(tiny_model, block_size=0)
-    with pytest.raises(ConfigError, match=r"needs 256 tokens.*has 64.*--max-model-len to 64"):
+    with pytest.raises(
+        ConfigError, match=r"has room for 64 tokens, not for .* of --max-model-len 256"
+    ):
         tiny_llm(tiny_model, max_model_len=256, max_total_tokens=64)
     assert tiny_llm(tiny_model, max_total_tokens=64).max_model_len == 64
 

@@ -12,9 +12,10 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from running_server import Running, running
-from server_fakes import CHAT, FakeClient
+from server_fakes import CHAT, FakeClient, make_state
 
 from tokenspeed.config import make_config
 from tokenspeed.engine.attached import EngineRefused
@@ -73,6 +74,24 @@ async def test_loading_ready_and_a_clean_end(caplog: pytest.LogCaptureFixture) -
     assert caplog.records[-1].message == "stopping: no request was running"
     ready = [record.message for record in caplog.records if record.message.startswith("ready in")]
     assert len(ready) == 1 and server.url in ready[0] and "model m" in ready[0]
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+async def test_a_context_without_room_for_a_chat_is_told(
+    is_short: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FakeClient()
+    shortest = make_state(client).require_ready()[1].shortest_chat()
+    assert client.ready is not None and 10 < shortest < client.ready.max_model_len
+    length = shortest if is_short else shortest + 1
+    client.ready = msgspec.structs.replace(client.ready, max_model_len=length)
+    async with running(client) as server:
+        await server.until("ready")
+        messages = [{"role": "user", "content": ""}]
+        answer = await server.http.post(CHAT, json={"messages": messages, "max_tokens": 1})
+        assert answer.status_code == (400 if is_short else 200)
+    said = f"the chat template alone takes {shortest} tokens, and the context has {shortest}; raise"
+    assert (said in caplog.text) == is_short
 
 
 async def test_failures_while_loading(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,9 +134,7 @@ def _join(
     defer_graphs: bool,
 ) -> Engine:
     num_pages, block_size, config = pool.num_pages, pool.block_size, model.settings
-    max_model_len = min(model.config.max_model_len, num_pages * block_size)
-    if max_model_len < model.config.max_model_len:
-        logger.warning("the KV cache limits the context to %d tokens", max_model_len)
+    max_model_len = _context_length(model.config.max_model_len, num_pages * block_size)
     vocab_size, limits = model.config.vocab_size, config.scheduler
     assert limits.chunked_prefill_size is not None, "settled by resolve"
     eos_ids = _eos_ids(model, vocab_size)
@@ -170,6 +168,16 @@ def _join(
         grammars=_grammars(model, config, vocab_size, eos_ids),
         spare_work=graph_work,
     )
+
+
+def _context_length(of_model: int, room: int) -> int:
+    if room < of_model:
+        logger.warning(
+            "the KV cache limits the context to %d tokens, of %d that the model has; "
+            "--max-total-tokens or --gpu-memory-utilization gives it more",
+            *(room, of_model),
+        )
+    return min(of_model, room)
 
 
 def _ready(

@@ -14,6 +14,9 @@ CPU_CAP_BYTES = 4 << 30
 shared, and a CPU cannot fill more in useful time.
 """
 
+SHORTEST = 2
+"""Tokens of the shortest request: one of a prompt, and one of output."""
+
 
 def count_pages(
     cache: CacheConfig,
@@ -28,23 +31,21 @@ def count_pages(
     other things.
 
     `useful_tokens` is the most that all running requests can hold. Raises ConfigError, with a value
-    that works, if `needed_tokens` do not fit: one request of the asked length, or one token.
+    that works, if memory has no room for `needed_tokens`: one request of the asked length, or the
+    shortest.
     """
     size = cache.block_size
     if cache.max_total_tokens is not None:
-        num_pages = -(-cache.max_total_tokens // size)
-        source = f"--max-total-tokens {cache.max_total_tokens}"
-    else:
-        budget = max(0, _budget(cache.gpu_memory_utilization, device) - reserved)
-        num_pages = min(-(-useful_tokens // size), budget // page_bytes)
-        source = f"{_mib(budget)} of memory for it"
+        return -(-cache.max_total_tokens // size)
+    budget = max(0, _budget(cache.gpu_memory_utilization, device) - reserved)
+    num_pages = min(-(-useful_tokens // size), budget // page_bytes)
     num_needed = -(-needed_tokens // size)
     if num_pages < num_needed:
         remedy = f"lower --max-model-len to {num_pages * size} or " if num_pages else ""
         raise ConfigError(
             f"the KV cache needs {num_needed * size} tokens ({_mib(num_needed * page_bytes)}) for "
-            f"one request of full length, but has {num_pages * size} ({source}); {remedy}give it "
-            "more with --max-total-tokens or --gpu-memory-utilization"
+            f"one request of full length, but has {num_pages * size} ({_mib(budget)} of memory for "
+            f"it); {remedy}give it more with --max-total-tokens or --gpu-memory-utilization"
         )
     return num_pages
 

@@ -10,7 +10,7 @@ from tokenspeed.attention_backends import uses_triton
 from tokenspeed.compile.runner import Executable
 from tokenspeed.engine.attention import PendingAttention
 from tokenspeed.engine.graph_work import GraphWork
-from tokenspeed.engine.memory import count_pages
+from tokenspeed.engine.memory import SHORTEST, count_pages
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.program import Progress
 from tokenspeed.engine.slots import Slots
@@ -46,7 +46,7 @@ def build_pool(
         config.cache,
         page_bytes,
         useful_tokens=config.scheduler.max_num_seqs * model.config.max_model_len,
-        needed_tokens=asked_model_len or 1,
+        needed_tokens=asked_model_len or SHORTEST,
         device=model.device,
         reserved=needs.total + _rounding(groups, model.device),
     )

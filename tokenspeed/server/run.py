@@ -156,9 +156,20 @@ async def _start_up(
     freeze_for(state)
     siblings.note_started(Started(state.client.phases.phases))
     ready = state.client.ready
+    if ready is not None and text.tokenizer is not None:
+        _warn_if_short(text, ready.max_model_len)
     summary = f" ({ready.summary})" if ready is not None and ready.summary else ""
     seconds = time.monotonic() - began
     logger.info("ready in %.1f s at %s, model %s%s", seconds, url, state.names[0], summary)
+
+
+def _warn_if_short(text: TextSide, max_model_len: int) -> None:
+    if (shortest := text.shortest_chat()) >= max_model_len:
+        logger.warning(
+            "every chat is refused: the chat template alone takes %d tokens, and the context has "
+            "%d; raise --max-total-tokens or --max-model-len to more than %d",
+            *(shortest, max_model_len, shortest),
+        )
 
 
 def _watches(state: ServerState) -> list[Coroutine[None, None, None]]:

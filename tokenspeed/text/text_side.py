@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed.config import ModelConfig
+from tokenspeed.request import InvalidRequest
 from tokenspeed.text.architectures import architecture_of
 from tokenspeed.text.chat import ChatTemplate
 from tokenspeed.text.messages import speaks_of_calls
@@ -67,6 +68,21 @@ class TextSide:
         if plain is None:
             return prompt, self.tokenizer.encode(prompt, add_special_tokens)
         return plain.reveal(prompt), plain.encode(prompt, add_special_tokens)
+
+    def shortest_chat(self) -> int:
+        """Tokens of a chat with one empty message; 0 where there is no such prompt."""
+        message = {"role": "user", "content": ""}
+        try:
+            _, ids = self.chat_prompt(
+                [message],
+                tools=None,
+                kwargs=None,
+                add_generation_prompt=True,
+                continue_final_message=False,
+            )
+        except InvalidRequest:
+            return 0
+        return len(ids)
 
 
 def load_text_side(config: ModelConfig) -> TextSide:
