@@ -10,7 +10,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class FullAttention:
     """Keys and values of every token. `scale` multiplies q.k before the softmax. A token sees the
-    last `window` tokens up to itself, or all of them (None). `sinks`: each head's softmax has one
+    last `window` tokens up to itself, or all of them (None); pages behind a window are kept all the
+    same, since no family of models here has one so far. `sinks`: each head's softmax has one
     more logit, which the model hands over.
     """
 
