@@ -84,6 +84,8 @@ def value(resolution: Resolution, name: str) -> Any:
         ({}, HOPPER, QWEN, "chunked_prefill_size", 8192, "on CUDA: "),
         ({}, LAPTOP, SMALL, "disable_overlap_schedule", True, "on a CPU: "),
         ({}, HOPPER, QWEN, "disable_overlap_schedule", False, "on CUDA: "),
+        ({}, HOPPER, QWEN, "prefill_first", False, "answers go on while"),
+        ({"prefill_first": True}, HOPPER, QWEN, "prefill_first", True, None),
         ({}, LAPTOP, SMALL, "max_total_tokens", None, "open: measured at start"),
         ({}, LAPTOP, SMALL, "cache_dir", "/home/me/.cache/tokenspeed", "below the user's cache"),
         ({}, HOPPER, QWEN, "max_cudagraph_capture_size", 64, "--max-num-seqs 64"),

@@ -7,7 +7,7 @@ measured facts (page count) are results and stay out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenspeed.attention_backends import ATTENTION_BACKENDS
@@ -115,10 +115,11 @@ class SchedulerConfig(Settings):
         None,
         "commit each step before the next is scheduled (default on a CPU)",
     )
-    prefill_first: bool = option(
-        False,
+    prefill_first: bool | None = option(
+        None,
         "prompts take a step's token budget before running requests do: the most tokens per second "
-        "in all, but while prompts wait, answers stand still",
+        "in all, but while prompts wait, answers stand still (default: off; on in LLM, tokenspeed "
+        "batch and bench, where nobody watches an answer grow)",
     )
     scheduling_policy: str = option(
         "fcfs",
@@ -300,6 +301,13 @@ class Config:
     compile: CompileConfig = CompileConfig()
     output: OutputConfig = OutputConfig()
     server: ServerConfig = field(default_factory=ServerConfig)
+
+
+def unwatched(config: Config) -> Config:
+    """What is left open, as is best where nobody watches an answer grow."""
+    if config.scheduler.prefill_first is not None:
+        return config
+    return replace(config, scheduler=replace(config.scheduler, prefill_first=True))
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 import msgspec
 from tqdm import tqdm
 
+from tokenspeed.config import unwatched
 from tokenspeed.engine.build import build_engine
 from tokenspeed.engine.engine import Engine
 from tokenspeed.engine.frozen import freeze_for, thaw
@@ -53,7 +54,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        self.config = config_of(model, options)
+        self.config = unwatched(config_of(model, options))
         self._text = load_text_side(self.config.model)
         self._engine: Engine | None = build_engine(self.config, _log_progress)
         freeze_for(self._engine)

@@ -73,6 +73,7 @@ def resolve(config: Config, machine: MachineFacts, model: ModelFacts | None) -> 
     is_cpu = device == "cpu"
     overlap = "the step itself needs the CPU" if is_cpu else "the host plans while the GPU works"
     draft.settle("disable_overlap_schedule", None, is_cpu, f"{on}: {overlap}")
+    draft.settle("prefill_first", None, False, "answers go on while prompts are computed")
     if (device, draft.value("dtype")) == ("cpu", "float32"):
         draft.leave("weight_layout", "auto", "what there are kernels for, once they are built")
     ranges = "one range" if is_cpu else "few tokens have kernels of their own"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenspeed.cli.batch import COMMAND as BATCH
 from tokenspeed.cli.settings import resolve
 from tokenspeed.config import Config
 from tokenspeed.options import ConfigError
@@ -23,6 +24,16 @@ def test_nothing_said_is_the_default() -> None:
     resolved = resolve([], {})
     assert resolved.config == Config()
     assert not resolved.sources and not resolved.notes
+
+
+def test_prompts_come_first_where_nobody_watches_an_answer_grow() -> None:
+    words = ["-i", "in.jsonl", "-o", "out.jsonl"]
+    resolved = resolve(words, {}, BATCH)
+    assert resolved.config.scheduler.prefill_first is True
+    assert "nobody watches" in resolved.sources["prefill_first"]
+    resolved = resolve([*words, "--no-prefill-first"], {}, BATCH)
+    assert resolved.config.scheduler.prefill_first is False
+    assert resolved.sources["prefill_first"] == "--no-prefill-first"
 
 
 def test_command_line_beats_file_beats_environment(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ COMMAND = Command(
         **dict.fromkeys(("-i", "--input-file", "-o", "--output-file", "--concurrency"), Takes.ONE),
     },
     headings=tuple(heading for heading in TABLE if heading != "Server"),
+    is_unwatched=True,
 )
 
 

@@ -150,6 +150,7 @@ def _command(own: Mapping[str, Option]) -> Command:
         options=_ENGINE,
         own={**COMMON, **takes, "--output-json": Takes.ONE, "--json": Takes.NOTHING},
         headings=tuple(heading for heading in TABLE if heading != "Server"),
+        is_unwatched=True,
     )
 
 

@@ -29,6 +29,8 @@ class Command:
     headings: tuple[str, ...] = tuple(TABLE)
     positional: str | None = None
     """Under which name positional words are kept with the own flags; None: they are the model."""
+    is_unwatched: bool = False
+    """Nobody watches its answers grow."""
 
 
 def known_flags(headings: Iterable[str] = TABLE) -> dict[str, tuple[Known, bool]]:

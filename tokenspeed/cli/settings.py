@@ -14,7 +14,7 @@ from tokenspeed.cli.environment import read_environment
 from tokenspeed.cli.flags import Command, Flags, Read
 from tokenspeed.cli.settings_file import read_file
 from tokenspeed.cli.values import from_words
-from tokenspeed.config import OPTIONS, Config, make_config
+from tokenspeed.config import OPTIONS, Config, make_config, unwatched
 from tokenspeed.options import ConfigError
 from tokenspeed.peers.answers import Takes
 
@@ -60,7 +60,11 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str], command: Command = 
     swapped = [note for layer in layers for note in layer.swapped]
     if values.get("strict_backends") and swapped:
         raise ConfigError(f"{swapped[0]}: --strict-backends allows no other; leave one of them out")
-    return Resolved(config=make_config(values), sources=sources, notes=notes, own=line.own)
+    config = make_config(values)
+    if command.is_unwatched:
+        config = unwatched(config)
+        sources.setdefault("prefill_first", "nobody watches an answer grow")
+    return Resolved(config=config, sources=sources, notes=notes, own=line.own)
 
 
 def _take_model(line: Read, words: list[str]) -> None:

@@ -143,7 +143,7 @@ def _join(
         max_num_seqs=limits.max_num_seqs,
         token_budget=limits.chunked_prefill_size,
         max_model_len=max_model_len,
-        prefill_first=limits.prefill_first,
+        prefill_first=bool(limits.prefill_first),
     )
     worker, graph_work = build_worker(
         *(model, executable, attention, groups, pool),
