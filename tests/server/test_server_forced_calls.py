@@ -37,12 +37,12 @@ def output_under(asked: StructuredOutputs, seed: int) -> str:
     state = GrammarState(compile_grammar(asked, TABLE, any_whitespace=False), frozenset({EOS}))
     choose = random.Random(seed)
     ids: list[int] = []
-    while not state.may_end:
+    while not state.matcher.is_accepting():
         words = np.zeros(num_words(VOCAB_SIZE), dtype=np.int32)
         state.fill(words)
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
         ids.append(choose.choice(np.flatnonzero(bits).tolist()))
-        assert state.advance(ids[-1:]) == 1 and len(ids) < 600
+        assert state.take(ids[-1:]) is None and len(ids) < 600
     return TOKENIZER.decode(ids, skip_special_tokens=False)
 
 

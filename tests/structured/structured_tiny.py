@@ -96,4 +96,4 @@ def allowed(state: GrammarState) -> set[int]:
 def follows(state: GrammarState, text: str) -> bool:
     """Whether the grammar allows `text` as a whole output, token by token."""
     ids = _TOKENIZER.encode(text, add_special_tokens=False)
-    return state.advance(ids) == len(ids) and state.may_end
+    return state.take(ids) is None and state.matcher.is_accepting()

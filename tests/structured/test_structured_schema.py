@@ -153,9 +153,9 @@ def walk(state: GrammarState, seed: int, *, prefer: set[int], limit: int = 400) 
         assert tokens and state.error is None
         token = choose.choice(sorted(tokens & prefer or tokens))
         if token in EOS_IDS:
-            assert state.may_end and EOS_IDS <= tokens
+            assert state.matcher.is_accepting() and EOS_IDS <= tokens
             return TOKENIZER.decode(ids)
-        assert not (state.may_end and len(tokens) == len(EOS_IDS))
+        assert not (state.matcher.is_accepting() and len(tokens) == len(EOS_IDS))
         ids.append(token)
         assert state.take(ids[-1:]) is None
     return None

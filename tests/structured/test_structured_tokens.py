@@ -80,7 +80,7 @@ def test_bytes_fall_back_and_padding_is_never_allowed(padding: int) -> None:
     assert bits[3 + 0xF0] and not bits[3 + 0x80]  # a character begins with its first byte
     assert bits[3 + ord("a")] and bits[PIECES.encode("a")[0]]
     ids = [3 + byte for byte in "\U0001f600".encode()]
-    assert state.advance(ids) == 4 and state.may_end
+    assert state.take(ids) is None and state.matcher.is_accepting()
 
 
 def test_text_like_a_special_token_is_text(table: TokenTable) -> None:
@@ -103,35 +103,22 @@ def test_what_has_no_table() -> None:
             token_table(*arguments)
 
 
-def test_looking_ahead_leaves_no_trace(table: TokenTable) -> None:
-    compiler = Compiler(table)
+@pytest.mark.parametrize("pieces", [1, 2, 9])
+def test_tokens_in_pieces_lead_to_one_mask(table: TokenTable, pieces: int) -> None:
+    """Thoughts, whose end may be cut anywhere; the form; its end, behind which only that is."""
     asked = StructuredOutputs(regex="[ab]{2}[0-9]{3}", reasoning_end=(9, 50))
     tokenizer = tiny_tokenizer()
     a, digit = tokenizer.encode("a")[0], tokenizer.encode("7")[0]
-    output = [60, 9, 50, a, a, digit, digit, digit, 7]
-    masks = []
-    state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
-    for count in range(len(output) + 1):
-        assert state.take(output[max(count - 1, 0) : count]) is None
-        masks.append(allowed(state))
-    assert masks[0] == masks[2] == set(range(VOCAB)) - EOS_IDS and masks[8] == set(EOS_IDS)
-    state = GrammarState(compiler.compile(asked), EOS_IDS, asked.reasoning_end)
-    for start in range(len(output)):
-        assert state.take(output[max(start - 1, 0) : start]) is None
-        for draft in (output[start : start + 5], [*output[start : start + 2], 11, a]):
-            ahead = np.full((len(draft) + 1, num_words(VOCAB)), 3, dtype=np.int32)
-            accepted = state.fill_ahead(ahead, draft)
-            assert accepted == len(draft) or draft[accepted] not in masks[start + accepted]
-            bits = np.unpackbits(ahead.view(np.uint8), axis=1, bitorder="little")[:, :VOCAB]
-            known = len(draft) if draft == output[start : start + 5] else 2
-            for row in range(min(accepted, known, len(masks) - 1 - start) + 1):
-                assert set(np.flatnonzero(bits[row]).tolist()) == masks[start + row]
-            assert allowed(state) == masks[start]
-    assert state.take(output[-1:]) is None and allowed(state) == EOS_IDS
-    assert state.advance([a]) == 0
-    state.rollback(len(output))
-    assert state._is_thinking and allowed(state) == masks[0]
-    assert state.take(output[:5]) is None and allowed(state) == masks[5]
+    state = GrammarState(Compiler(table).compile(asked), EOS_IDS, asked.reasoning_end)
+    whole = set(range(VOCAB)) - EOS_IDS
+    letters = {tokenizer.encode(letter)[0] for letter in "ab"}
+    output = [60, 9, 9, 50, a, a, digit, digit, digit, 7]
+    masks = {1: whole, 2: whole, 3: whole, 4: letters, 5: letters, 9: EOS_IDS, 10: EOS_IDS}
+    for start in range(0, len(output), pieces):
+        assert state.take(output[start : start + pieces]) is None
+        end = min(start + pieces, len(output))
+        assert end not in masks or allowed(state) == masks[end]
+    assert state.take([a]) is not None
 
 
 def test_masks_are_unpacked_beside_logits() -> None:

@@ -84,7 +84,7 @@ def test_special_tokens_are_tokens(compiler: Compiler) -> None:
     assert follows(state, '<|call|>[{add:7|{"n": 5}},{name.v2:12|{"n": 5}}]')
     as_text = start(compiler, format=MARKED, tools=TOOLS, required=False)
     spelled = [TOKENIZER.encode(each)[0] for each in "<|call|>["]
-    assert as_text.advance(spelled) == len(spelled) and as_text.may_end
+    assert as_text.take(spelled) is None and as_text.matcher.is_accepting()
     assert not follows(start(compiler, format=MARKED, tools=TOOLS, required=False), "a<|call|>b")
 
 
@@ -94,12 +94,12 @@ def test_random_outputs_are_calls(compiler: Compiler, spelling: ToolCallFormat) 
     for seed in range(6):
         state = start(compiler, format=spelling, tools=TOOLS, parallel=False)
         choose, ids = random.Random(seed), []
-        while not state.may_end and len(ids) < 300:
+        while not state.matcher.is_accepting() and len(ids) < 300:
             ids.append(choose.choice(sorted(allowed(state))))
-            assert state.advance(ids[-1:]) == 1
+            assert state.take(ids[-1:]) is None
         text = TOKENIZER.decode(ids, skip_special_tokens=False)
-        ended += state.may_end
-        if state.may_end and spelling is HERMES:
+        ended += state.matcher.is_accepting()
+        if state.matcher.is_accepting() and spelling is HERMES:
             call = json.loads(text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
             assert call["name"] in ("add", "name.v2") and 0 <= call["arguments"]["n"] < 100
     assert ended > 3

@@ -23,7 +23,7 @@ FIELD_NAMES = {
 """Fields of the chat request that have another name in this API."""
 
 _SAME = (
-    *("model", "temperature", "top_p", "tool_choice", "parallel_tool_calls", "top_k", "min_p"),
+    *("model", "temperature", "top_p", "parallel_tool_calls", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop", "ignore_eos"),
     *("cache_salt", "priority", "chat_template_kwargs"),
 )
@@ -42,11 +42,11 @@ def chat_request(
         messages = [{"role": "system", "content": request.instructions}, *messages]
     if items and not messages:
         raise bad_request("input has only reasoning items without text: add a message", "input")
-    fields["tool_choice"] = _tool_choice(request.tool_choice)
     chat = ChatRequest(
         messages=messages,
         max_completion_tokens=request.max_output_tokens,
         tools=None if request.tools is None else _tools(request.tools),
+        tool_choice=_tool_choice(request.tool_choice),
         response_format=_form(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         logprobs=request.wants_logprobs,

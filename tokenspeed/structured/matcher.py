@@ -22,9 +22,8 @@ def num_words(vocab_size: int) -> int:
 
 
 class GrammarState:
-    """Moves with tokens that are taken for good (`take`) or for a look ahead (`advance`, and back
-    again with `rollback`). Before `reasoning_end` has been seen everything is allowed except to
-    end.
+    """Moves with the tokens that are taken. Before `reasoning_end` has been seen everything is
+    allowed except to end.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class GrammarState:
         self._thoughts: list[int] = []
         self._is_thinking = bool(reasoning_end)
         self._is_ended = False
-        self._num_tokens = 0
 
     @property
     def error(self) -> str | None:
@@ -44,23 +42,19 @@ class GrammarState:
         error = self.matcher.get_error()
         return plain(error) if error else None
 
-    @property
-    def may_end(self) -> bool:
-        return not self._is_thinking and self.matcher.is_accepting()
-
     def take(self, tokens: Sequence[int]) -> str | None:
-        """Move on by `tokens`, for good. The reason, if that cannot be."""
-        accepted = self.advance(tokens)
+        """Move on by `tokens`. The reason, if that cannot be."""
+        accepted = self._advance(tokens)
         if accepted < len(tokens):
             return self.error or f"token {tokens[accepted]} is not in the grammar"
         return self.error
 
-    def advance(self, tokens: Sequence[int]) -> int:
+    def _advance(self, tokens: Sequence[int]) -> int:
         """How many of `tokens`, in order, the grammar accepts; it has then moved past these."""
         count = 0
         while count < len(tokens) and self._is_thinking:
-            self._thoughts.append(tokens[count])
-            self._is_thinking = self._thoughts[-len(self._reasoning_end) :] != self._reasoning_end
+            self._thoughts = [*self._thoughts, tokens[count]][-len(self._reasoning_end) :]
+            self._is_thinking = self._thoughts != self._reasoning_end
             count += 1
         rest = list(tokens[count:])
         length = next((i for i, token in enumerate(rest) if token in self._eos_ids), len(rest))
@@ -68,21 +62,7 @@ class GrammarState:
             accepted = self.matcher.try_consume_tokens(rest[:length])
             self._is_ended = accepted == length < len(rest) and self.matcher.is_accepting()
             count += accepted + self._is_ended
-        self._num_tokens += count
         return count
-
-    def rollback(self, count: int) -> None:
-        """Take back the last `count` accepted tokens."""
-        assert 0 <= count <= self._num_tokens, f"{count} of {self._num_tokens} tokens taken back"
-        in_grammar = min(count, self._num_tokens - len(self._thoughts))
-        self._num_tokens -= count
-        if count > in_grammar:
-            del self._thoughts[self._num_tokens :]
-            self._is_thinking = True
-        if in_grammar and self._is_ended:
-            self._is_ended = False
-            in_grammar -= 1
-        self.matcher.rollback(in_grammar)
 
     def fill(self, words: Words) -> None:
         """Write the mask of the next token. Behind an end, or after an error, it allows nothing but
@@ -95,18 +75,3 @@ class GrammarState:
                 bits[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
         else:
             self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-
-    def fill_ahead(self, masks: Words, draft: Sequence[int]) -> int:
-        """Write the mask of the next token and of those behind each token of `draft`, into
-        `masks` [len(draft) + 1, W]. Returns how many of the draft the grammar accepts: rows behind
-        these are left as they are. The state stays where it is.
-        """
-        self.fill(masks[0])
-        accepted = 0
-        for index, token in enumerate(draft):
-            if not self.advance([token]):
-                break
-            accepted += 1
-            self.fill(masks[index + 1])
-        self.rollback(accepted)
-        return accepted
