@@ -69,7 +69,8 @@ def resident_mb(pid: int) -> float:
 def sample(client: EngineClient) -> dict[str, float]:
     """What the two processes hold at this moment."""
     gc.collect()
-    pids = {"http": os.getpid(), "engine": client.process_id}
+    assert client._process is not None
+    pids = {"http": os.getpid(), "engine": client._process.pid}
     found: dict[str, float] = {"tasks": len(asyncio.all_tasks()), "pages": client.stats.kv_usage}
     for name, pid in pids.items():
         found[f"{name}_mb"] = round(resident_mb(pid), 1)

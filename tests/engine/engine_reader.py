@@ -1,4 +1,4 @@
-"""Read one request of an engine process as an async iterator."""
+"""An engine process from outside: the deltas of a request as an async iterator; its id."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from tokenspeed.engine.attached import AttachedClient
+from tokenspeed.engine.client import EngineClient
 from tokenspeed.request import GenerateRequest, RequestDelta
 
 
@@ -37,3 +38,8 @@ async def generate(
             yield came
     finally:
         client.withdraw(request.id)
+
+
+def process_id(client: EngineClient) -> int:
+    assert client._process is not None, "not started"
+    return client._process.pid

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from engine_reader import generate
+from engine_reader import generate, process_id
 from engine_tiny import Outcome, request, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +69,7 @@ async def killed_with(client: EngineClient, *of: AttachedClient) -> list[EngineD
     doomed = [asyncio.create_task(outcome_of(each, "doomed")) for each in of]
     while any("doomed" not in each._sinks for each in of):
         await asyncio.sleep(0)
-    os.kill(client.process_id, signal.SIGKILL)
+    os.kill(process_id(client), signal.SIGKILL)
     ends = await asyncio.gather(*doomed, return_exceptions=True)
     assert all(type(end) is EngineDead for end in ends)
     return [end for end in ends if isinstance(end, EngineDead)]
@@ -92,7 +92,7 @@ async def test_clients_lose_what_ran_and_follow(tiny_model: str) -> None:
     both = (client, other)
     expected = [await outcome_of(each, "before") for each in both]
     phases = client.phases.phases
-    first = client.process_id
+    first = process_id(client)
     ends = await killed_with(client, *both)
     assert all("SIGKILL" in str(end) for end in ends)
     assert other.stats == Stats(), "neither steps nor a pause are the next engine's"
@@ -103,7 +103,7 @@ async def test_clients_lose_what_ran_and_follow(tiny_model: str) -> None:
     with pytest.raises(EngineAway):
         await client.commands.ask("tell")
     assert [await outcome_of(each, "after") for each in both] == expected
-    assert not is_alive(first) and is_alive(client.process_id)
+    assert not is_alive(first) and is_alive(process_id(client))
     assert client.phases.phases == phases, "of the first start"
     assert len(reasons) == 1 and "SIGKILL" in reasons[0]
     (last,) = await killed_with(client, client)
@@ -129,7 +129,7 @@ async def lost(config: Config) -> EngineClient:
         settings=config,
         reasons={},
     )
-    os.kill(client.process_id, signal.SIGKILL)
+    os.kill(process_id(client), signal.SIGKILL)
     await is_lost.wait()
     return client
 
@@ -163,7 +163,7 @@ async def test_a_close_meanwhile_leaves_no_engine(tiny_model: str, seconds: floa
 async def test_a_first_start_is_not_tried_again() -> None:
     client = EngineClient(tiny_config("/nowhere/at/all"), Restarts(5, HOUR_S))
     await client.start()
-    os.kill(client.process_id, signal.SIGKILL)
+    os.kill(process_id(client), signal.SIGKILL)
     with pytest.raises(EngineDead, match="SIGKILL"):
         await client.wait_ready()
     await closed_without_trace(client)

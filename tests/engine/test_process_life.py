@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_reader import generate
+from engine_reader import generate, process_id
 from engine_tiny import Outcome, request, tiny_config
 
 from tokenspeed.engine import client as client_module
@@ -19,16 +19,16 @@ from tokenspeed.engine.attached import EngineDead, EngineRefused
 from tokenspeed.engine.client import EngineClient
 
 
-def is_alive(process_id: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state != "Z"
 
 
-def cpu_ticks(process_id: int) -> int:
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
@@ -36,7 +36,7 @@ async def closed_without_trace(client: EngineClient) -> None:
     await client.close()
     await client.close()  # harmless
     assert client.state == "dead"
-    assert not is_alive(client.process_id)
+    assert not is_alive(process_id(client))
     assert not client.folder.exists()
 
 
@@ -53,9 +53,9 @@ async def pause_takes_nothing_but_time(client: EngineClient) -> None:
                 await client.commands.ask("pause")
                 before = client.stats.steps
                 late = asyncio.create_task(anext(generate(client, request("late", [5, 6]))))
-                used = cpu_ticks(client.process_id)
+                used = cpu_ticks(process_id(client))
                 await asyncio.sleep(0.4)
-                assert cpu_ticks(client.process_id) - used <= 4, "it blocks"
+                assert cpu_ticks(process_id(client)) - used <= 4, "it blocks"
                 assert not late.done() and client.stats.steps <= before + 1
                 await client.commands.ask("continue")
                 await late
@@ -95,10 +95,10 @@ async def test_idle_interrupted_and_closed(tiny_model: str, tmp_path: Path) -> N
     assert (client.ready.max_model_len, client.ready.vocab_size) == (256, 199)
     assert client.progress is not None and client.state == "ready"
     await asyncio.sleep(1.5)  # past the check that it makes when it falls idle
-    before = cpu_ticks(client.process_id)
+    before = cpu_ticks(process_id(client))
     await asyncio.sleep(0.5)
-    assert cpu_ticks(client.process_id) - before <= 1
-    os.kill(client.process_id, signal.SIGINT)
+    assert cpu_ticks(process_id(client)) - before <= 1
+    os.kill(process_id(client), signal.SIGINT)
     outcome = Outcome()
     async for delta in generate(client, request("a", [5, 6])):
         outcome.push(delta)
@@ -120,7 +120,7 @@ async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
     await client.start()
     deltas = generate(client, request("doomed", [5, 6], max_tokens=200, ignore_eos=True))
     await anext(deltas)
-    os.kill(client.process_id, signal.SIGKILL)
+    os.kill(process_id(client), signal.SIGKILL)
     with pytest.raises(EngineDead, match=r"SIGKILL.*engine ready") as caught:
         async for _ in deltas:
             pass
@@ -164,7 +164,7 @@ async def test_an_engine_that_hangs_is_killed(
     client = EngineClient(tiny_config(tiny_model))
     await client.start()
     await client.wait_ready()
-    os.kill(client.process_id, signal.SIGSTOP)
+    os.kill(process_id(client), signal.SIGSTOP)
     await closed_without_trace(client)
 
 
@@ -179,7 +179,7 @@ async def main():
     client = EngineClient(make_config(options))
     await client.start()
     await client.wait_ready()
-    print(client.process_id, client.folder, flush=True)
+    print(client._process.pid, client.folder, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -192,11 +192,11 @@ def test_no_orphan_stays_when_the_parent_is_killed(tiny_model: str) -> None:
     )
     with parent:
         assert parent.stdout is not None
-        process_id, folder = parent.stdout.readline().split()
-        assert is_alive(int(process_id))
+        pid, folder = parent.stdout.readline().split()
+        assert is_alive(int(pid))
         parent.kill()
     deadline = time.monotonic() + 30.0
-    while is_alive(int(process_id)) and time.monotonic() < deadline:
+    while is_alive(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not is_alive(int(process_id))
+    assert not is_alive(int(pid))
     assert not Path(folder).exists()

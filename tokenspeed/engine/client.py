@@ -101,11 +101,6 @@ class EngineClient(AttachedClient):
         self._run(asyncio.create_task(self._watch(process)))
         self._run(asyncio.create_task(self._limit_startup(process)))
 
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None, "not started"
-        return self._process.pid
-
     async def close(self) -> None:
         """End the process: ask, then terminate, then kill. Open requests get EngineDead."""
         if self._is_closing:
