@@ -39,19 +39,43 @@ def test_every_field_is_named(path: str) -> None:
     assert fields - words(API) - words(FORMS) == set()
 
 
-PLACES = {"unavailable": 1, "bad_request": 2}
-"""Where functions that make errors are given the code."""
+MAKERS = {"APIError": None, "bad_request": 400, "unavailable": 503, "InvalidRequest": 400}
+"""What makes errors, and with which status (None: it is given)."""
+PLACES = {"unavailable": 1, "bad_request": 2, "InvalidRequest": 2}
+"""Where they are given the code, if not by name."""
 
 
-def test_every_code_is_named() -> None:
-    found: set[str] = set()
-    for source in (ROOT / "tokenspeed" / "server").rglob("*.py"):
+STARLETTES = {(405, None)}
+"""What is made elsewhere and handed on."""
+
+
+def errors_made() -> set[tuple[int, str | None]]:
+    """Status and code of each error that is made anywhere, where both are written down there."""
+    found = set()
+    for source in (ROOT / "tokenspeed").rglob("*.py"):
         for call in ast.walk(ast.parse(source.read_text())):
-            if isinstance(call, ast.Call):
-                given = [each.value for each in call.keywords if each.arg == "code"]
-                place = PLACES.get(ast.unparse(call.func))
-                given += call.args[place : place + 1] if place is not None else []
-                found |= {each.value for each in given if isinstance(each, ast.Constant)}
-    found = {code for code in found if isinstance(code, str)}
-    assert {"model_not_found", "loading", "invalid_json"} <= found
-    assert found - words(API) == set()
+            if not isinstance(call, ast.Call) or (maker := ast.unparse(call.func)) not in MAKERS:
+                continue
+            status = MAKERS[maker]
+            if status is None:
+                status = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+            place = PLACES.get(maker, len(call.args))
+            given = [each.value for each in call.keywords if each.arg == "code"]
+            code = next(iter(given + call.args[place : place + 1]), ast.Constant(None))
+            if status is not None and isinstance(code, ast.Constant):
+                found.add((status, code.value))
+    return found
+
+
+def test_every_error_has_a_row() -> None:
+    told: set[tuple[int, str | None]] = set()
+    for row in re.findall(r"^\| [45]\d\d.*", API, re.MULTILINE):
+        statuses, _, codes = (cell.strip() for cell in row.split("|")[1:-1])
+        known: list[str | None] = [*re.findall(r"`(\w+)`", codes)]
+        if not known or "none" in codes:
+            known.append(None)
+        told |= {(int(status), code) for status in statuses.split(", ") for code in known}
+    made = errors_made() | STARLETTES
+    assert {(404, "model_not_found"), (403, "key_required"), (400, "invalid_json")} <= made
+    assert made - told == set()
+    assert told - made == set(), "no longer made"
