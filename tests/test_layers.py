@@ -53,7 +53,7 @@ NAMED_MODULES: dict[str, set[str]] = {
         *("cli.explain", "cli.version"),
     },
     "tokenspeed/cli/explain.py": {"engine.explain", "engine.verify"},
-    "tokenspeed/cli/print_config.py": {"engine.settled"},
+    "tokenspeed/cli/print_config.py": {"engine.settled", "server.checks"},
     "tokenspeed/cli/serve.py": {"server.serve"},
     "tokenspeed/cli/warmup.py": {"engine.warmup"},
     "tokenspeed/engine/attention_makers.py": {"kernels.flashinfer_prefill"},
@@ -64,7 +64,7 @@ NAMED_MODULES: dict[str, set[str]] = {
     "tokenspeed/engine/program.py": {"compile.pipeline"},
     "tokenspeed/compile/warm.py": {"compile.artifacts"},
     "tokenspeed/server/process.py": {"server.sibling"},
-    "tokenspeed/server/serve.py": {"server.run"},
+    "tokenspeed/server/serve.py": {"server.run", "server.checks"},
     "tokenspeed/server/siblings.py": {"server.process"},
     "tokenspeed/structured/host.py": {"structured.zygote"},
 }

@@ -18,13 +18,8 @@ import torch
 from tokenspeed.cli import env, pages
 from tokenspeed.cli.main import COMMANDS, main
 from tokenspeed.config import OPTIONS, Config
-from tokenspeed.engine import program
-from tokenspeed.engine.attached import EngineRefused
-from tokenspeed.engine.messages import Stats
-from tokenspeed.engine.model import resolve_served
 from tokenspeed.options import ConfigError, suggest
 from tokenspeed.request import SamplingParams
-from tokenspeed.text.errors import ModelError
 
 EVERY = list(OPTIONS.values())
 
@@ -119,74 +114,6 @@ def test_a_runner_that_matches_the_real_one() -> None:
     serve.bind(Config())
     batch = inspect.signature(importlib.import_module("tokenspeed.server.batch").batch)
     batch.bind(Config(), "in", "out", concurrency=None)
-
-
-MISTAKES = {
-    "a model that is nowhere": ("./nowhere", "'./nowhere': no such folder or .gguf file"),
-    "a level that cannot be": ("{model} -O2", "-O2 replays CUDA graphs"),
-    "a device that is not there": ("{model} --device cuda", "torch sees no CUDA device here"),
-    "a backend that cannot run": ("{model} --attention-backend flashinfer", "it needs CUDA"),
-    "an option that there is not": ("{model} --prot 1", "unknown flag --prot"),
-    "a value out of bounds": ("{model} --max-num-seqs 0", "--max-num-seqs must be from 1"),
-    "a pass that there is not": ("{model} --disable-pass nope", "there is no such pass"),
-}
-"""What -> words after the command, and a part of the line that answers them."""
-
-COMMANDS_OF_A_MODEL = (
-    *("serve --port 0", "batch -i {file} -o {folder}/out", "warmup", "explain", "explain --verify"),
-    *("cache why", "cache export --output {folder}/a.tar"),
-)
-
-
-@pytest.fixture
-def engine_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine of `serve` and `batch` finds its model in this process."""
-
-    class Client:
-        progress = ready = failure = None
-
-        def __init__(self, config: Config, restarts: object = None) -> None:
-            self.config = config
-            self.state, self.stats = "loading", Stats()
-
-        async def start(self) -> None: ...
-
-        async def close(self) -> None: ...
-
-        async def wait_ready(self) -> None:
-            try:
-                program.obtain_program(resolve_served(self.config), self.config)
-            except (ModelError, ConfigError) as error:
-                raise EngineRefused(str(error)) from error
-
-    for module in ("serve", "batch"):
-        path = f"tokenspeed.server.{module}"
-        monkeypatch.setattr(importlib.import_module(path), "EngineClient", Client)
-
-
-@pytest.mark.parametrize("command", COMMANDS_OF_A_MODEL)
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_alike_by_every_command(
-    command: str,
-    mistake: str,
-    engine_here: None,
-    tiny_model: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Status 2, and the same line."""
-    if torch.cuda.is_available():
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("TOKENSPEED_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TOKENSPEED_SKIP_TOKENIZER_INIT", "1")
-    (tmp_path / "in.jsonl").write_text("{}\n")
-    words, says = MISTAKES[mistake]
-    places = {"model": tiny_model, "file": str(tmp_path / "in.jsonl"), "folder": str(tmp_path)}
-    assert main(f"{command} {words}".format(**places).split()) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert len(lines) == 1 and lines[0].startswith(f"tokenspeed: error: {command.split()[0]}: ")
-    assert says in lines[0]
 
 
 @pytest.mark.parametrize(

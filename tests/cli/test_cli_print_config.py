@@ -75,7 +75,7 @@ def test_each_value_says_where_it_comes_from_or_why_it_is_so() -> None:
 def test_the_levels_are_listed_and_what_cannot_be_had(
     tiny_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", tiny_model, "--device", "cpu", "-O1", "--print-config"]) == 0
+    assert main(["warmup", tiny_model, "--device", "cpu", "-O1", "--print-config"]) == 0
     text = capsys.readouterr().out
     assert 'load_format: "safetensors"  # what the model\'s files are' in text
     assert f"#   -O1 (this start): {LEVELS[1]}" in text

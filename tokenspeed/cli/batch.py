@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ, COMMAND)
     if "--print-config" in resolved.own:
-        print_settled(resolved)
+        print_settled(resolved, with_text=True)
         return 0
     in_path = _path(resolved.own, "-i", "--input-file")
     out_path = _path(resolved.own, "-o", "--output-file")

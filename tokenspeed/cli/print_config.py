@@ -18,18 +18,24 @@ from tokenspeed.options import ConfigError, Option, options_of
 from tokenspeed.resolve import levels
 
 _SETTLER = "tokenspeed.engine.settled"
+_CHECKS = "tokenspeed.server.checks"
 
 
-def print_settled(resolved: Resolved) -> None:
-    """Print the settings of a start. Raises ConfigError for what it could not have here."""
+def print_settled(resolved: Resolved, *, with_text: bool = False) -> None:
+    """Print the settings of a start. Raises ConfigError for what it could not have here; with
+    `with_text` it reads tokenizer and chat template, and files of a server, as well.
+    """
+    shows_all, resolution = _shows_all(resolved), None
     try:
         settler = importlib.import_module(_SETTLER)
     except (ImportError, OSError) as error:  # OSError: a broken CUDA library
-        why = f"the engine cannot be imported: {type(error).__name__}: {error}"
-        print("\n".join(listing(resolved, None, why, _shows_all(resolved))))
-        return
-    resolution, problem = settler.settled(resolved.config)
-    print("\n".join(listing(resolved, resolution, problem, _shows_all(resolved))))
+        problem = f"the engine cannot be imported: {type(error).__name__}: {error}"
+    else:
+        resolution, problem = settler.settled(resolved.config)
+    if with_text:
+        checks = importlib.import_module(_CHECKS)
+        checks.check_start(resolved.config, has_model=problem is None)
+    print("\n".join(listing(resolved, resolution, problem, shows_all)))
 
 
 def print_given(resolved: Resolved) -> None:

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         return 0
     resolved = resolve(argv, os.environ)
     if "--print-config" in resolved.own:
-        print_settled(resolved)
+        print_settled(resolved, with_text=True)
         return 0
     _outlive_hangups(resolved.config.server)
     setup_logging(resolved.config.server.log_level)

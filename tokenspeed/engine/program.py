@@ -35,9 +35,10 @@ from tokenspeed.compile.key import Target, facts_of
 from tokenspeed.compile.plan import Program
 from tokenspeed.compile.ranges import token_ranges
 from tokenspeed.compile.warm import import_inductor, load_program
-from tokenspeed.config import COMPILE_TIME, CompileConfig, Config
+from tokenspeed.config import COMPILE_TIME, Config
 from tokenspeed.engine.attention_makers import ATTENTION_MAKERS
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+from tokenspeed.engine.compile_settings import check_compile, make_dump_folder
 from tokenspeed.engine.linear_tables import LinearKernels
 from tokenspeed.engine.model import ServedModel
 from tokenspeed.engine.native import obtain_native
@@ -46,7 +47,7 @@ from tokenspeed.kernels.native import Native
 from tokenspeed.log import logger
 from tokenspeed.models.blocks import pack
 from tokenspeed.options import ConfigError
-from tokenspeed.passes import PASS_NAMES, weight_layout
+from tokenspeed.passes import weight_layout
 from tokenspeed.spans import carried, span
 
 Progress = Callable[[str, str], None]
@@ -70,7 +71,8 @@ class Obtained:
 def target_of(model: ServedModel, config: Config) -> Target:
     """What the compiler has to know. Raises ConfigError for an unknown pass."""
     settings = model.settings.compile
-    disabled = disabled_passes(config)
+    check_compile(config.compile)
+    disabled = set(config.compile.disable_pass)
     if settings.weight_layout == "plain":
         disabled.add(weight_layout.PASS.name)
     return Target(
@@ -87,40 +89,16 @@ def target_of(model: ServedModel, config: Config) -> Target:
     )
 
 
-def disabled_passes(config: Config) -> set[str]:
-    """The passes that the settings turn off. Raises ConfigError for one that there is not."""
-    for name in config.compile.disable_pass:
-        if name not in PASS_NAMES:
-            known = ", ".join(sorted(PASS_NAMES))
-            raise ConfigError(f"--disable-pass {name}: there is no such pass (known: {known})")
-    return set(config.compile.disable_pass)
-
-
 def obtain_program(model: ServedModel, config: Config) -> PendingProgram:
     """Begin with what can be done beside loading weights; `result` ends it. Raises ConfigError for
     settings that cannot be taken, and for a miss where `--require-cache` allows none.
     """
-    disabled_passes(config)  # a typing error is one at every level
     settings = config.compile
-    if settings.dump_passes is not None:
-        check_dump(settings)
+    check_compile(settings)
+    make_dump_folder(settings)
     if settings.level == 0:
-        if settings.require_cache:
-            raise ConfigError("--require-cache is about compiled pieces, and -O0 runs none")
         return PendingProgram(model, None)
     return PendingProgram(model, _Compiled(model, config))
-
-
-def check_dump(settings: CompileConfig) -> None:
-    """Make the folder of `--dump-passes`. Raises ConfigError where nothing can be written to it."""
-    if settings.level == 0:
-        raise ConfigError("--dump-passes is about passes, and -O0 runs none")
-    if settings.require_cache:
-        raise ConfigError("--dump-passes compiles anew, which --require-cache forbids")
-    try:
-        Path(str(settings.dump_passes)).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--dump-passes {settings.dump_passes}: {error.strerror}") from error
 
 
 class PendingProgram:

@@ -26,9 +26,10 @@ from tokenspeed.compile.transfer import pack
 from tokenspeed.config import Config
 from tokenspeed.engine.block_weights import settle_layout
 from tokenspeed.engine.compile_job import CompileChild, CompileFailed, CompileJob
+from tokenspeed.engine.compile_settings import check_compile, make_dump_folder
 from tokenspeed.engine.model import ServedModel, resolve_served
 from tokenspeed.engine.native import obtain_native
-from tokenspeed.engine.program import check_dump, chooses_linear, target_of
+from tokenspeed.engine.program import chooses_linear, target_of
 from tokenspeed.engine.rehearsal import Rehearsal, RehearsalFailed, rehearse
 from tokenspeed.log import logger
 from tokenspeed.options import ConfigError
@@ -117,8 +118,8 @@ def _name_of(model: ServedModel) -> str:
 def filled(cache: CompileCache, config: Config) -> Entry:
     """The entry for these settings, made if there is none."""
     settings = config.compile
-    if settings.dump_passes is not None:
-        check_dump(settings)
+    check_compile(settings)
+    make_dump_folder(settings)
     model, facts = wanted(config)
     what = _name_of(model)
     found = cache.find(facts)

@@ -37,7 +37,7 @@ from tokenspeed.server.siblings import Siblings, SiblingsFailed
 from tokenspeed.server.state import ServerState
 from tokenspeed.server.tls import renew_certificate, tls_context
 from tokenspeed.spans import carried, span
-from tokenspeed.text.source import ModelError, is_hub_id
+from tokenspeed.text.errors import ModelError
 from tokenspeed.text.text_side import TextSide, load_text_side
 
 DEATH_GRACE_S = 1.0
@@ -91,17 +91,6 @@ async def run_server(
             await siblings.close()
             await client.close()
             await server.stop()
-
-
-def check_model(model: ModelConfig) -> None:
-    """Raise ConfigError for what can be seen to be wrong with a model, without fetching it and
-    without its weights.
-    """
-    try:
-        if not is_hub_id(model.model):
-            load_text_side(model)
-    except ModelError as error:
-        raise ConfigError(str(error)) from error
 
 
 def reload_of(state: ServerState, tls: ssl.SSLContext | None) -> Callable[[], None] | None:

@@ -24,12 +24,14 @@ from tokenspeed.server.keys import keys_of
 from tokenspeed.server.listener import listen
 from tokenspeed.server.siblings import Siblings
 from tokenspeed.server.tls import tls_context
+from tokenspeed.server_config import ServerConfig
 from tokenspeed.spans import span
 
 MAX_FILES = 1 << 16
 HOUR_S = 3600.0
 
 _RUN = "tokenspeed.server.run"
+_CHECKS = "tokenspeed.server.checks"
 
 
 def serve(config: Config) -> int:
@@ -37,9 +39,7 @@ def serve(config: Config) -> int:
     or a model that cannot be taken.
     """
     server = config.server
-    # Files that cannot be used are found before anything is started.
-    keys_of(server)
-    tls_context(server)
+    check_files(server)
     try:
         listener = listen(server.host, server.port, server.write_timeout)
     except OSError as error:
@@ -49,12 +49,18 @@ def serve(config: Config) -> int:
             server.port,
             error.strerror or error,
         )
-        importlib.import_module(_RUN).check_model(config.model)  # or it were the next complaint
+        importlib.import_module(_CHECKS).check_local(config.model)  # or it were the next complaint
         return 1
     _raise_file_limit()
     collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, listener))
+
+
+def check_files(server: ServerConfig) -> None:
+    """Raise ConfigError for files with keys and certificates that cannot be used."""
+    keys_of(server)
+    tls_context(server)
 
 
 def _raise_file_limit() -> None:
