@@ -55,6 +55,17 @@ def test_a_long_prefill_beside_a_decode_is_one_delay(bench: Bench) -> None:
     assert timings(bench, "b")[-1] == Timing(queue_s=1.0, prefill_s=3.0)
 
 
+def test_a_prefill_that_comes_before_a_decode_is_one_delay_too() -> None:
+    bench = Bench(token_budget=8, max_num_seqs=2, prefill_first=True)
+    bench.scheduler._timing = StepTiming(Clock())
+    add(bench, "a", num_prompt=4, max_tokens=8)
+    bench.step()
+    add(bench, "b", num_prompt=14, max_tokens=8)  # a chunk of 8 alone, and 6 before the decode
+    bench.run()
+    told = [each for each in timings(bench, "a") if each is not None]
+    assert (told[-1].delay_s, told[-1].num_delays) == (2, 1)
+
+
 def test_waiting_for_a_slot_is_queue_time(bench: Bench) -> None:
     for name in ("a", "b", "c"):
         add(bench, name, num_prompt=2, max_tokens=4)

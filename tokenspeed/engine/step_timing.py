@@ -35,8 +35,8 @@ class StepTiming:
         """The oldest launched step has ended; `running` are those who had a slot until now."""
         began = max(self._committed, self._planned.popleft())
         self._committed = self.now = self._clock()
-        # Rows are in the order of planning: decodes come first.
-        has_prefills = not batch.rows[-1].decode
+        # Rows are in the order of planning: all decodes come first, or last.
+        has_prefills = not (batch.rows[0].decode and batch.rows[-1].decode)
         if has_prefills or self._had_prefills:
             for each in running:
                 if each.request.state is State.DECODING:
