@@ -1,52 +1,30 @@
-"""Who runs in the next step; and what a step's result changes.
+"""Requests from the queue to their end; and what a step's result changes.
 
     add --> waiting --schedule--> running (slots) --commit--> finished
                ^------ preempted ------'
 
-A step has a token budget: decodes first, then chunks of prefills, then new requests (decodes last
-with `prefill_first`), each in order of rank: by priority, then arrival; nobody overtakes. A request
-is let in when a slot and the pages for its whole known sequence are there; only those whose
-priority is behind its own are sent away for that. If a running one lacks pages later, the last in
-rank is preempted and computes again what it had.
-
-Any number of steps may be in flight. `schedule` plans with upper bounds; `commit`, in launch order,
-replaces them by facts and drops the results of those who have left (see `RunningSet`).
+Who is in the next step says the planner (`step_plan.py`). Any number of steps may be in flight:
+`schedule` plans with upper bounds; `commit`, in launch order, replaces them by facts and drops the
+results of those who have left (see `RunningSet`).
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections import deque
-from dataclasses import dataclass, field
 
-from tokenspeed.batch import Batch, Row, RowResult, SlotStart, StepResult
+from tokenspeed.batch import Batch, Row, RowResult, StepResult
 from tokenspeed.engine.acceptance import keep_prompt_logprobs, keep_tokens, make_delta
 from tokenspeed.engine.admission import Admission
 from tokenspeed.engine.messages import Stats
 from tokenspeed.engine.record import Request, State
 from tokenspeed.engine.running_set import RunningSet
 from tokenspeed.engine.sampler import ERRORS
+from tokenspeed.engine.step_plan import Planner
 from tokenspeed.engine.step_timing import StepTiming
 from tokenspeed.kernels.sample_rows import NOT_FINITE
 from tokenspeed.kv.manager import KVManager
 from tokenspeed.request import FinishReason, InvalidRequest, RequestDelta, resolve_max_tokens
-
-
-@dataclass(slots=True)
-class _Plan:
-    """The step that is being put together."""
-
-    step: int
-    budget: int
-    rows: list[Row] = field(default_factory=list)
-    starts: list[SlotStart] = field(default_factory=list)
-    short: Request | None = None
-    """The first in rank that lacked pages: none behind it may take any in this step."""
-
-    def add(self, admission: Admission, num_tokens: int) -> None:
-        self.rows.append(admission.launch_row(self.step, num_tokens))
-        self.budget -= num_tokens
 
 
 class Scheduler:
@@ -71,19 +49,21 @@ class Scheduler:
         assert max_num_seqs > 0 and 0 < tokens_per_step <= token_budget
         assert 0 < max_model_len <= kv.num_pages * kv.block_size, "a request has to fit the pool"
         self._kv = kv
-        self._token_budget = token_budget
         self._max_model_len = max_model_len
-        self._tokens_per_step = tokens_per_step
-        decodes, prompts = (self._plan_decodes,), (self._plan_prefills, self._admit)
-        self._plans = prompts + decodes if prefill_first else decodes + prompts
         self._requests: dict[str, Request] = {}
-        self._waiting: list[Request] = []  # in order of rank
         self._running_set = RunningSet(kv, max_num_seqs)
+        self._planner = Planner(
+            kv,
+            self._running_set,
+            token_budget=token_budget,
+            max_model_len=max_model_len,
+            tokens_per_step=tokens_per_step,
+            prefill_first=prefill_first,
+        )
         self._launched: deque[int] = deque()
         self._orders = itertools.count()
         self._timing = StepTiming()
         self._num_steps = self._num_scheduled_tokens = 0
-        self._num_preemptions = 0
         self._num_nan_aborted = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
@@ -97,11 +77,11 @@ class Scheduler:
     def stats(self) -> Stats:
         return Stats(
             num_running=len(self._running_set.running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._planner.waiting),
             kv_usage=self._kv.usage,
             prefix_queries=self._kv.prefix_queries,
             prefix_hits=self._kv.prefix_hits,
-            preemptions=self._num_preemptions,
+            preemptions=self._planner.num_preemptions,
             prompt_tokens=self._num_prompt_tokens,
             generation_tokens=self._num_generation_tokens,
             nan_aborted=self._num_nan_aborted,
@@ -117,10 +97,7 @@ class Scheduler:
             self.settle(request)
         request.order = next(self._orders)
         self._requests[request.id] = request
-        self._wait(request)
-
-    def _wait(self, request: Request) -> None:
-        bisect.insort(self._waiting, request, key=lambda one: one.rank)
+        self._planner.wait(request)
 
     def settle(self, request: Request) -> None:
         """Check a request and settle its `max_tokens`, or raise InvalidRequest with no change."""
@@ -143,8 +120,8 @@ class Scheduler:
     def park(self, request_id: str) -> Request:
         """Send a running request away until it is added again; no pages are lacking."""
         (admission,) = [one for one in self._running_set.running if one.request.id == request_id]
-        self._send_away(admission)
-        self._waiting.remove(admission.request)
+        self._planner.send_away(admission, self._timing.now)
+        self._planner.waiting.remove(admission.request)
         return self._requests.pop(request_id)
 
     def flush_cache(self) -> int:
@@ -167,7 +144,7 @@ class Scheduler:
     def _withdraw(self, request: Request, state: State) -> RequestDelta:
         running = [one for one in self._running_set.running if one.request is request]
         if not running:
-            self._waiting.remove(request)
+            self._planner.waiting.remove(request)
         self._end(request, state, *running)
         return make_delta(request, [])
 
@@ -178,16 +155,11 @@ class Scheduler:
         first in rank either finds its pages or takes them from others.
         """
         self._timing.begin_plan()
-        if self._waiting:
-            for admission in self._running_set.in_the_way(self._waiting[0]):
-                self._preempt(admission)
-        plan = _Plan(self._num_steps, self._token_budget)
-        for add_rows in self._plans:
-            add_rows(plan)
+        plan = self._planner.plan(self._num_steps, self._timing.now)
         if not plan.rows:
             return None
         self._num_steps += 1
-        self._num_scheduled_tokens += self._token_budget - plan.budget
+        self._num_scheduled_tokens += plan.num_tokens
         self._launched.append(plan.step)
         self._timing.launch()
         return Batch(step=plan.step, rows=plan.rows, starts=plan.starts)
@@ -211,87 +183,16 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove the invariants of queue and order, and those of slots and cache."""
-        requests = [one.request for one in self._running_set.running] + list(self._waiting)
+        requests = [one.request for one in self._running_set.running] + list(self._planner.waiting)
         assert {request.id for request in requests} == self._requests.keys(), "a lost request"
         running = [one.request.rank for one in self._running_set.running]
-        waiting = [request.rank for request in self._waiting]
+        waiting = [request.rank for request in self._planner.waiting]
         for ranks in (running, waiting):
             assert ranks == sorted(set(ranks)), f"out of the order of rank: {ranks}"
         # Of one priority, whoever runs came before whoever waits.
         ranks = sorted(running + waiting, key=lambda rank: rank[0])
         assert ranks == sorted(ranks), f"overtaken: {running} run, {waiting} wait"
         self._running_set.check()
-
-    def _limit(self, request: Request) -> int:
-        """KV positions that may be planned: with one token a step, those that will be committed."""
-        if request.max_tokens == 0:
-            return request.num_prompt
-        if self._tokens_per_step == 1:
-            return request.num_prompt + request.max_tokens - 1
-        return self._max_model_len
-
-    def _plan_decodes(self, plan: _Plan) -> None:
-        """Decodes that would fill the budget leave a share to running prefills, and take turns."""
-        width, running = self._tokens_per_step, self._running_set.running
-        ready = [one for one in running if one.can_decode and one.last_step != plan.step]
-        to_prefill = sum(one.num_to_prefill for one in running)
-        floor = min(to_prefill, max(1, plan.budget // 4))
-        if plan.budget - floor < width and plan.step % 2:
-            floor = 0  # there is no budget for both: they have every second step
-        if len(ready) * width > plan.budget - floor:
-            ready.sort(key=lambda one: one.last_step)
-        for admission in ready:
-            if plan.budget - floor < width:
-                break
-            if not admission.is_running:  # preempted for another one, just now
-                continue
-            num_tokens = min(width, admission.limit - admission.num_planned)
-            if self._make_room(admission, admission.num_planned + num_tokens, plan):
-                plan.add(admission, num_tokens)
-
-    def _make_room(self, admission: Admission, num_tokens: int, plan: _Plan) -> bool:
-        """Pages for `num_tokens` positions, if need be those of requests behind this one in rank.
-        False: they will be there after commits, or when others have ended.
-        """
-        kv, holding, request = self._kv, admission.holding, admission.request
-        if kv.pages_for(num_tokens) <= len(holding.tables[0]):
-            return True
-        if plan.short is not None and plan.short.rank < request.rank:
-            return False
-        num_expected = request.num_prompt + request.max_tokens
-        while not kv.allocate(holding, num_tokens, num_expected=num_expected):
-            plan.short = request
-            missing = kv.pages_for(num_tokens) - len(holding.tables[0])
-            if kv.num_available + self._running_set.num_coming >= missing:
-                return False
-            last = self._running_set.running[-1]
-            if last is admission or last.last_step == plan.step:
-                return False
-            self._preempt(last)
-        return True
-
-    def _plan_prefills(self, plan: _Plan) -> None:
-        for admission in self._running_set.running:
-            num_tokens = min(plan.budget, admission.num_to_prefill)
-            if num_tokens > 0:
-                plan.add(admission, num_tokens)
-
-    def _admit(self, plan: _Plan) -> None:
-        """Let waiting requests in, in order, while budget, slots and pages last."""
-        while self._waiting and plan.budget > 0 and self._running_set.has_free_slot:
-            request = self._waiting[0]
-            if plan.short is not None and plan.short.rank < request.rank:
-                return
-            admission = self._running_set.enter(request, self._limit(request))
-            if admission is None:
-                return
-            del self._waiting[0]
-            request.move(State.PREFILLING)
-            request.timeline.schedule(self._timing.now)
-            if request.num_preemptions == 0:
-                request.num_cached_tokens = admission.num_computed
-            plan.starts.append(admission.start())
-            plan.add(admission, min(plan.budget, admission.num_to_prefill))
 
     def _commit_row(
         self, admission: Admission, row: Row, outcome: RowResult
@@ -333,15 +234,3 @@ class Scheduler:
         del self._requests[request.id]
         for admission in admissions:
             self._running_set.leave(admission)
-
-    def _preempt(self, admission: Admission) -> None:
-        self._num_preemptions += 1
-        self._send_away(admission)
-
-    def _send_away(self, admission: Admission) -> None:
-        request = admission.request
-        request.move(State.PREEMPTED)
-        request.timeline.preempt(self._timing.now)
-        request.num_preemptions += 1
-        self._wait(request)
-        self._running_set.leave(admission)
