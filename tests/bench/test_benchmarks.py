@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -95,3 +96,12 @@ def test_a_light_reader_knows_when_each_token_came() -> None:
         reading.times.append(at)
         reading.ends.append(len(reading.data))
     assert reading.tokens() == [3.0, 3.0, 3.0]
+
+
+def test_the_document_has_the_table_that_was_measured() -> None:
+    threads = script("cpu_threads")
+    report = json.loads((FOLDER / "results" / "cpu_threads.json").read_text())
+    assert report["ms_a_token"].keys() == threads.SETTINGS.keys()
+    table = threads.table(report["ms_a_token"])
+    assert f"\n\n{table}\n\n" in (FOLDER.parent / "docs" / "launching.md").read_text()
+    assert table.splitlines()[2].startswith("| as it is | ")
