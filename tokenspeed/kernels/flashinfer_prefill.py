@@ -18,6 +18,8 @@ from flashinfer.prefill import (
 
 from tokenspeed.kernels.attention_flashinfer import Prefill
 from tokenspeed.kernels.flashinfer_builds import offer_kept, watch
+from tokenspeed.kernels.gluon_jit import runs_gluon
+from tokenspeed.kernels.hopper_planned import HopperPrefill
 
 offer_kept(env)
 watch(JitSpec)
@@ -30,9 +32,9 @@ def make_prefill(device: torch.device, *, converts: bool) -> Prefill:
     # For rows whose keys are split among programs: FlashAttention-3 never does that, and plans of
     # the other forbid it.
     workspace = torch.empty(1 << 16, dtype=torch.uint8, device=device)
-    return Prefill(
-        paged=BatchPrefillWithPagedKVCacheWrapper(
-            workspace, "NHD", backend="fa2" if converts else "fa3"
-        ),
-        ragged=BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3"),
+    paged = BatchPrefillWithPagedKVCacheWrapper(
+        workspace, "NHD", backend="fa2" if converts else "fa3"
     )
+    if runs_gluon(device):
+        return Prefill(paged, HopperPrefill(device))
+    return Prefill(paged, BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend="fa3"))

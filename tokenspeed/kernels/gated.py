@@ -27,6 +27,7 @@ from tokenspeed.kernels.gluon_jit import (
     gl,
     gluon_jit,
     mbarrier,
+    num_multiprocessors,
     runs_gluon,
     tma,
     warpgroup_mma,
@@ -173,7 +174,7 @@ def launch(call: LinearCall, tile: Tile, compile_only: bool = False) -> Tensor:
         _described(out, tile.tokens // 2, tile.rows),
         STAGES=tile.stages, GROUP=max(1, _GROUP_TOKENS // tile.tokens),
         num_warps=4, maxnreg=_REGISTERS,
-        grid=(min(num_tiles, _num_multiprocessors(x.device)),), warmup=compile_only,
+        grid=(min(num_tiles, num_multiprocessors(x.device)),), warmup=compile_only,
     )  # fmt: skip
     return out
 
@@ -187,8 +188,3 @@ def _described(matrix: Tensor, rows: int, columns: int) -> Any:
 @functools.cache
 def _layout(rows: int, columns: int, dtype: str) -> Any:
     return gl.NVMMASharedLayout.get_default_for([rows, columns], getattr(gl, dtype))
-
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

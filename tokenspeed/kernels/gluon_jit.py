@@ -8,7 +8,7 @@ one of several ways to do a thing, and `runs_gluon` says whether it can be taken
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "gl",
     "gluon_jit",
     "mbarrier",
+    "num_multiprocessors",
     "runs_gluon",
     "tma",
     "warpgroup_mma",
@@ -57,12 +58,17 @@ else:
     fence_async_shared = warpgroup_mma = warpgroup_mma_wait = None
 
 
-def gluon_jit(kernel: Callable[..., Any]) -> Any:
-    """Compile `kernel` when it is first launched."""
-    return _GluonKernel(kernel) if HAS_GLUON else kernel
+def gluon_jit(kernel: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
+    """As `triton_jit.jit`."""
+    return _GluonKernel(kernel, do_not_specialize=list(varying)) if HAS_GLUON else kernel
 
 
 @functools.cache
 def runs_gluon(device: torch.device) -> bool:
     """Kernels for Hopper run on Hopper alone: what comes after it has other matrix units."""
     return HAS_GLUON and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@functools.cache
+def num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
