@@ -10,6 +10,7 @@ run in Triton's interpreter (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +33,11 @@ from tokenspeed.kernels import (
     score_rows,
     silu_mul,
 )
+from tokenspeed.kernels.attend import reference as attend_reference
 from tokenspeed.kernels.attention_flashinfer import FlashInferAttention
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.gluon_jit import runs_gluon
+from tokenspeed.kernels.hopper_planned import HopperPrefill
 from tokenspeed.kernels.linear import launch, reference
 from tokenspeed.kernels.linear_tiles import Site, Tile
 from tokenspeed.kernels.linear_tuning import make_call
@@ -203,6 +206,21 @@ def flashinfer(kv_dtype: torch.dtype | None = None) -> None:
     assert_pages_agree(mine.layer.keys, theirs.layer.keys, 0)
 
 
+def own_prefill() -> None:
+    """Of rows without a past, the last of them at the very end of its tensor."""
+    lengths, scale = [1, 129, 0, 300, 77], 128**-0.5
+    starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    merged = draw(sum(lengths), 10 * 128)
+    q, k, v = (x.unflatten(1, (-1, 128)) for x in merged.split([6 * 128, 256, 256], 1))
+    planned, out = HopperPrefill(DEVICE), torch.empty(q.shape, dtype=F16, device=DEVICE)
+    planned.plan(starts, starts, 6, 2, 128, causal=True, sm_scale=scale, q_data_type=F16)
+    planned.run(q, k, v, out=out)
+    rows = zip(*(x.split(lengths) for x in (q, k, v, out)), strict=True)
+    for *own, got in ((*each,) for each in rows):
+        if len(got):
+            near(got, attend_reference(*own, scale))
+
+
 CASES: dict[str, Check] = {
     "rms_norm, add_rms_norm": norms,
     "silu_mul": gate,
@@ -230,6 +248,7 @@ if DEVICE.type == "cuda":  # the interpreter rounds to fp8 in a way of its own
     CASES["paged_decode, fp8"] = lambda: compare_attention(FP8_DECODE, decode)
     CASES["paged_prefill, fp8"] = lambda: compare_attention(FP8_CHUNKS, prefill)
 if runs_gluon(DEVICE):
+    CASES["hopper_prefill"] = own_prefill
     CASES["gated"] = linear("gate_up", 130, GATED, num_rows=144, size=304)
 if runs_flashinfer():
     CASES["flashinfer, paged and ragged"] = flashinfer
