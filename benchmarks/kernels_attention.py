@@ -8,6 +8,8 @@ decode    prologue (QK-norm, RoPE), KV store and attention of one token a row: `
 prefill   causal chunks with and without a past: `kv_store` and `paged_prefill`, two launches.
           FlashInfer (FA3; over fp8, FA2) does the attention alone. Floor: its FLOPs at the speed of
           a matmul.
+anew      rows without a past, to their own keys and values: `hopper_prefill`, attention alone, and
+          FlashInfer's (FA3), both planned ahead. The same floor. On Hopper only.
 
 All in bfloat16, but for pages, if so asked; pages of 16 tokens, shuffled. Times are medians of
 graph replays divided by the layers in the graph, each with a cache of its own, together larger than
@@ -29,8 +31,11 @@ from torch import Tensor
 
 from tokenspeed.bench.machine import facts, gpu_speed
 from tokenspeed.kernels.attend import Prologue
+from tokenspeed.kernels.attention_flashinfer import RaggedPrefill
 from tokenspeed.kernels.attention_triton import TritonAttention
 from tokenspeed.kernels.device_step import DeviceStep
+from tokenspeed.kernels.gluon_jit import runs_gluon
+from tokenspeed.kernels.hopper_planned import HopperPrefill
 from tokenspeed.kv.pool import KV_DTYPES, PagePool
 from tokenspeed.kv.specs import FullAttention, cache_groups
 
@@ -95,6 +100,13 @@ PREFILLS = (
     Workload(1, 8192, 8192),
     Workload(1, 2048, 8192),
     Workload(16, 128, 1024),
+)
+ANEW = (
+    Workload(1, 8192, 8192),
+    Workload(2, 4096, 4096),
+    Workload(4, 2048, 2048),
+    Workload(8, 1024, 1024),
+    Workload(64, 128, 128),
 )
 
 
@@ -168,6 +180,22 @@ class Bench:
         q = self.q.contiguous()
         return lambda layer: wrapper.run(q, (self.pool.keys[layer], self.pool.values[layer]))
 
+    def anew(self, prefill: RaggedPrefill) -> Callable[[int], Tensor]:
+        """Attention to the step's own keys, planned."""
+        work, (num_heads, num_kv_heads, size) = self.work, self.work.heads
+        starts = torch.arange(work.num_rows + 1, dtype=torch.int32) * work.query_len
+        prefill.plan(
+            starts, starts, num_heads, num_kv_heads, size,
+            causal=True, sm_scale=size**-0.5, q_data_type=BF16,
+        )  # fmt: skip
+        out = torch.empty(self.q.shape, dtype=BF16, device=CUDA)
+
+        def run(layer: int) -> Tensor:
+            prefill.run(self.q, self.k, self.v, out=out)
+            return out
+
+        return run
+
     def microseconds(self, call: Callable[[int], Tensor]) -> float:
         """Of one layer: the median of graph replays that run each layer once."""
         call(0)
@@ -209,6 +237,22 @@ def measure(work: Workload, machine: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def measure_anew(work: Workload, machine: dict[str, Any]) -> dict[str, Any]:
+    bench = Bench(work)
+    makes: dict[str, Callable[[], RaggedPrefill]] = {"ours": lambda: HopperPrefill(CUDA)}
+    if flashinfer is not None:
+        room = torch.empty(1 << 16, dtype=torch.uint8, device=CUDA)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper
+        makes["flashinfer"] = lambda: wrapper(room, "NHD", backend="fa3")
+    result: dict[str, Any] = {}
+    for name, make in makes.items():
+        took = bench.microseconds(bench.anew(make()))
+        result[f"{name}_us"] = round(took, 2)
+        result[f"{name}_tflop_s"] = round(work.flops / took / 1e6, 1)
+    result["floor_us"] = round(work.flops / machine["matmul_tflop_s"] / 1e6, 2)
+    return result
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -217,11 +261,14 @@ def main() -> None:
     args = parser.parse_args()
     machine = facts() | gpu_speed()
     report: dict[str, Any] = {"machine": machine, "kv_cache_dtype": args.kv_cache_dtype}
-    for kind, works in (("decode", DECODES), ("prefill", PREFILLS)):
+    kinds = [("decode", DECODES, measure), ("prefill", PREFILLS, measure)]
+    if runs_gluon(CUDA):
+        kinds.append(("anew", ANEW, measure_anew))
+    for kind, works, measured in kinds:
         report[kind] = {}
         for each in works:
             work = replace(each, kv_dtype=KV_DTYPES[args.kv_cache_dtype])
-            report[kind][work.name] = measure(work, machine)
+            report[kind][work.name] = measured(work, machine)
             print(kind, work.name, report[kind][work.name], flush=True)
             torch.cuda.empty_cache()
     if args.out:
