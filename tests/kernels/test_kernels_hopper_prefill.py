@@ -14,14 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from gluon_model import Kernel, Place
+from gluon_program import Kernel, Place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenspeed.kernels import hopper_prefill
+from tokenspeed.kernels import hopper_blocks, hopper_prefill
 from tokenspeed.kernels.attend import reference
 from tokenspeed.kernels.hopper_planned import HopperPrefill, blocks_of
 
+MODULES = (hopper_prefill, hopper_blocks)
 EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 192, 256, 257, 384)
 
 COMPILE = """
@@ -32,7 +33,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compile
 from triton.experimental.gluon._runtime import GluonASTSource
-from tokenspeed.kernels.hopper_prefill import DTYPES, _layout, _prefill_kernel
+from tokenspeed.kernels.hopper_blocks import DTYPES, _layout
+from tokenspeed.kernels.hopper_prefill import _prefill_kernel
 
 dtype, heads, group = WAY
 name = DTYPES[getattr(torch, dtype)]
@@ -92,9 +94,11 @@ def test_what_is_not_served() -> None:
     prefill.plan(starts, starts, 4, 4, 128, **options)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="1 tokens, 2 planned"):
         prefill.run(q[:1], q[:1], q[:1], out=q[:1])
-    narrow = torch.zeros(2, 4, 129, dtype=torch.bfloat16)[..., :128]
-    with pytest.raises(AssertionError, match="TMA does not read"):
-        hopper_prefill._described(narrow, 128)
+    wide = torch.zeros(2, 4, 264, dtype=torch.bfloat16)
+    uneven = torch.zeros(2, 4 * 128 + 1, dtype=torch.bfloat16)[:, :-1].unflatten(1, (4, 128))
+    for x in (wide[..., 1:129], wide[..., :256:2], uneven):
+        with pytest.raises(AssertionError, match="TMA does not read"):
+            hopper_blocks.described(x, 128)
 
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 400), st.sampled_from(EDGES)), min_size=1, max_size=4)
@@ -120,9 +124,9 @@ def test_the_kernel_in_a_model_of_hopper(
     prefill = HopperPrefill(torch.device("cpu"))
     prefill.plan(starts, starts, *heads, 128, causal=True, sm_scale=0.2, q_data_type=torch.bfloat16)
     with pytest.MonkeyPatch.context() as patch:
-        kernel = Kernel(patch, hopper_prefill, "_prefill", seed)
+        kernel = Kernel(patch, MODULES, "_prefill", seed)
         patch.setattr(hopper_prefill, "_prefill_kernel", kernel)
-        patch.setattr(hopper_prefill, "_layout", lambda rows, dtype: None)
+        patch.setattr(hopper_blocks, "_layout", lambda rows, dtype: None)
         patch.setattr(hopper_prefill, "num_multiprocessors", lambda device: num_programs)
         prefill.run(q, k, v, out=out[:total])
     assert (out[total:] == 7).all()
@@ -139,10 +143,10 @@ def shares(lengths: Sequence[int], heads: int, grid: int) -> list[list[Item]]:
     grid, found = min(grid, len(table) * heads), []
     for index in range(grid):
         with pytest.MonkeyPatch.context() as patch:
-            kernel = Kernel(patch, hopper_prefill, "_prefill", 0)
+            kernel = Kernel(patch, MODULES, "_prefill", 0)
             kernel.become(index, grid)
-            count = hopper_prefill._num_items(len(table), heads)
-            items = [hopper_prefill._item(Place(table), i, heads) for i in range(count)]
+            count = hopper_blocks.num_items_of(len(table), heads)
+            items = [hopper_blocks.item_of(Place(table), i, heads) for i in range(count)]
         found.append([Item(*each) for each in items])
     return found
 

@@ -2,7 +2,7 @@
 
 A plan is a table of blocks of queries, made once for all layers of a step: it lies on the way to a
 first token, so it is a few numpy calls and one copy that nobody waits for. Programs find in it what
-is theirs by counting (`hopper_prefill._item`).
+is theirs by counting (`hopper_blocks.item_of`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenspeed.kernels.hopper_prefill import BLOCK, DTYPES, launch
+from tokenspeed.kernels.hopper_blocks import BLOCK, DTYPES
+from tokenspeed.kernels.hopper_prefill import launch
 
 
 class HopperPrefill:

@@ -9,7 +9,7 @@ buffers), and two groups of four warps attend with 64 of the queries each. While
 weights of its scores, its product of the weights before with their values is running. That goes on
 from item to item: the last values of one are multiplied beside the first scores of the next.
 
-Sequences lie behind one another, and TMA knows the end of each (`_described`): rows beyond it are
+Sequences lie behind one another, and TMA knows the end of each (`described`): rows beyond it are
 read as zeros and never written. So blocks need no mask of lengths, and what lies behind a sequence
 (NaN, or nothing at all) cannot get in. Only the block on the diagonal is masked, by the causal
 rule.
@@ -19,123 +19,36 @@ T tokens, Hq and Hkv heads of 128: q [T, Hq, 128], k and v [T, Hkv, 128] -> out 
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from tokenspeed.kernels.gluon_jit import (
-    TensorDescriptor,
     fence_async_shared,
     gl,
     gluon_jit,
-    mbarrier,
     num_multiprocessors,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-BLOCK = 128
-"""Queries of an item, keys of a block, and elements of a head."""
-
-DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-_ALIGNMENT = 16
-"""In bytes: of operands, and of the distances of their tokens, as TMA wants it."""
-
-_FAR = 1 << 30
-"""See `_described`."""
+from tokenspeed.kernels.hopper_blocks import (
+    BLOCK,
+    described,
+    fetch,
+    item_of,
+    let_go,
+    num_items_of,
+    ring_of,
+    rows_of,
+    wait_filled,
+)
 
 _REGISTERS = 168
 """Of a thread, on average: those that attend have 240, those that fetch 24."""
 
 _STAGES = 2
 """Of each ring. That of queries cannot do with one: an item's are held until the next has begun."""
-
-
-@gluon_jit
-def _place(i):  # type: ignore[no-untyped-def]
-    """Of this program's item i among the i-th items of all: from left to right and back again, so
-    that who got the longest item of one round gets the shortest of the next.
-    """
-    program, last = gl.program_id(0), gl.num_programs(0) - 1
-    return gl.where(i % 2 == 0, program, last - program)
-
-
-@gluon_jit
-def _num_items(num_blocks, HEADS: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Of this program: one at least, as there are no more programs than items."""
-    rounds = num_blocks * HEADS // gl.num_programs(0)
-    return rounds + gl.where(_place(rounds) < num_blocks * HEADS % gl.num_programs(0), 1, 0)
-
-
-@gluon_jit
-def _item(blocks, i, HEADS: gl.constexpr):  # type: ignore[no-untyped-def]
-    """(first query in its sequence, the sequence's length, its end among all tokens, head)."""
-    index = i * gl.num_programs(0) + _place(i)
-    at = blocks + 3 * (index // HEADS)
-    return gl.load(at), gl.load(at + 1), gl.load(at + 2), index % HEADS
-
-
-@gluon_jit
-def _wait_filled(ring, turn, pred):  # type: ignore[no-untyped-def]
-    buffers, filled, _ = ring
-    STAGES: gl.constexpr = buffers.type.shape[0]
-    mbarrier.wait(filled.index(turn % STAGES), turn // STAGES & 1, pred=pred)
-
-
-@gluon_jit
-def _let_go(ring, turn):  # type: ignore[no-untyped-def]
-    """The ring's place of `turn` may be filled anew, as far as these warps are concerned."""
-    buffers, _, free = ring
-    mbarrier.arrive(free.index(turn % buffers.type.shape[0]), count=1)
-
-
-@gluon_jit
-def _rows(ring, turn):  # type: ignore[no-untyped-def]
-    """[rows, head size] in the ring's place of `turn`."""
-    buffers = ring[0]
-    STAGES: gl.constexpr = buffers.type.shape[0]
-    return buffers.index(turn % STAGES).reshape([buffers.type.shape[3], buffers.type.shape[4]])
-
-
-@gluon_jit
-def _fill(matrix, ring, turn, row, length, end, column):  # type: ignore[no-untyped-def]
-    """With rows of a sequence, from `row` on, as soon as the place is free."""
-    buffers, filled, free = ring
-    STAGES: gl.constexpr = buffers.type.shape[0]
-    stage = turn % STAGES
-    mbarrier.wait(free.index(stage), (turn // STAGES & 1) ^ 1)
-    mbarrier.expect(filled.index(stage), matrix.block_type.nbytes)
-    far = matrix.shape[2]
-    tma.async_copy_global_to_shared(
-        matrix, [far, end, far - length + row, column], filled.index(stage), buffers.index(stage)
-    )
-
-
-@gluon_jit
-def _fetch(operands, head_sizes, rings, work, HEADS: gl.constexpr, GROUP: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Keep the rings filled. Values are wanted one step after their keys."""
-    q, k, v = operands
-    q_head, k_head, v_head = head_sizes
-    q_ring, k_ring, v_ring = rings
-    blocks, num_blocks = work
-    KEYS: gl.constexpr = k.block_type.shape[2]
-    turn = 0
-    v_row, v_length, v_end, v_column = 0, 0, 0, 0
-    for i in range(_num_items(num_blocks, HEADS)):
-        row, length, end, head = _item(blocks, i, HEADS)
-        _fill(q, q_ring, i, row, length, end, head * q_head)
-        for block in range(row // KEYS, -1, -1):
-            _fill(k, k_ring, turn, block * KEYS, length, end, head // GROUP * k_head)
-            if turn > 0:
-                _fill(v, v_ring, turn - 1, v_row, v_length, v_end, v_column)
-            v_row, v_length, v_end, v_column = block * KEYS, length, end, head // GROUP * v_head
-            turn += 1
-    _fill(v, v_ring, turn - 1, v_row, v_length, v_end, v_column)
 
 
 @gluon_jit
@@ -192,8 +105,8 @@ def _diagonal_scores(rings, i, turn, layout: gl.constexpr, HALF: gl.constexpr): 
     q_ring, k_ring, _ = rings
     ROWS: gl.constexpr = q_ring[0].type.shape[3] // 2
     WIDTH: gl.constexpr = (HALF + 1) * ROWS
-    queries = _rows(q_ring, i).slice(HALF * ROWS, ROWS)
-    return _scores(queries, _rows(k_ring, turn).slice(0, WIDTH), layout)
+    queries = rows_of(q_ring, i).slice(HALF * ROWS, ROWS)
+    return _scores(queries, rows_of(k_ring, turn).slice(0, WIDTH), layout)
 
 
 @gluon_jit
@@ -228,12 +141,12 @@ def _step(  # type: ignore[no-untyped-def]
     q_ring, k_ring, v_ring = rings
     weights, product, before, sums = state
     ROWS: gl.constexpr = product.shape[0]
-    _wait_filled(v_ring, turn, True)
-    queries = _rows(q_ring, i).slice(HALF * ROWS, ROWS)
-    scores = _scores(queries, _rows(k_ring, turn + 1), layout)
-    product = warpgroup_mma(weights, _rows(v_ring, turn), product, is_async=True)
+    wait_filled(v_ring, turn, True)
+    queries = rows_of(q_ring, i).slice(HALF * ROWS, ROWS)
+    scores = _scores(queries, rows_of(k_ring, turn + 1), layout)
+    product = warpgroup_mma(weights, rows_of(v_ring, turn), product, is_async=True)
     scores = warpgroup_mma_wait(1, (scores,))
-    _let_go(k_ring, turn + 1)
+    let_go(k_ring, turn + 1)
     top = gl.maximum(before, _tops(scores))
     fade = gl.exp2((before - top) * scale)
     new = _weights(scores, top, scale)
@@ -241,9 +154,9 @@ def _step(  # type: ignore[no-untyped-def]
     # This wait and that for the keys to come are not for what they bring. Without them compilers
     # move the exponentials behind the wait for the product, which would then run beside nothing.
     new = warpgroup_mma_wait(1, (_operand(new, weights.dtype, layout),))
-    _wait_filled(k_ring, turn + 2, is_more)
+    wait_filled(k_ring, turn + 2, is_more)
     product, weights = warpgroup_mma_wait(0, (product, weights))
-    _let_go(v_ring, turn)
+    let_go(v_ring, turn)
     return new, _by_rows(product, fade), top, sums
 
 
@@ -257,19 +170,19 @@ def _seam(  # type: ignore[no-untyped-def]
     """
     q_ring, k_ring, v_ring = rings
     weights, product, top, sums = state
-    _let_go(q_ring, i)
-    _wait_filled(q_ring, i + 1, is_last == 0)
-    _wait_filled(v_ring, turn, True)
+    let_go(q_ring, i)
+    wait_filled(q_ring, i + 1, is_last == 0)
+    wait_filled(v_ring, turn, True)
     scores = _diagonal_scores(rings, i + 1, turn + 1, narrow, HALF)
-    product = warpgroup_mma(weights, _rows(v_ring, turn), product, is_async=True)
+    product = warpgroup_mma(weights, rows_of(v_ring, turn), product, is_async=True)
     scores = warpgroup_mma_wait(1, (scores,))
-    _let_go(k_ring, turn + 1)
+    let_go(k_ring, turn + 1)
     norm = 1.0 / gl.sum(sums, axis=1)
     new, top, sums = _diagonal_weights(scores, scale, narrow, layout, HALF)
     new = warpgroup_mma_wait(1, (_operand(new, weights.dtype, layout),))  # as in `_step`
-    _wait_filled(k_ring, turn + 2, is_more)
+    wait_filled(k_ring, turn + 2, is_more)
     product, weights = warpgroup_mma_wait(0, (product, weights))
-    _let_go(v_ring, turn)
+    let_go(v_ring, turn)
     return new, top, sums, _by_rows(product, norm)
 
 
@@ -285,16 +198,16 @@ def _attend(out, out_halves, rings, work, scale, HEADS: gl.constexpr, HALF: gl.c
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, (HALF + 1) * ROWS, 16])
     buffer = out_halves.index(HALF)
-    num_items = _num_items(num_blocks, HEADS)
-    row, _, _, _ = _item(blocks, 0, HEADS)
-    _wait_filled(q_ring, 0, True)
-    _wait_filled(k_ring, 0, True)
+    num_items = num_items_of(num_blocks, HEADS)
+    row, _, _, _ = item_of(blocks, 0, HEADS)
+    wait_filled(q_ring, 0, True)
+    wait_filled(k_ring, 0, True)
     scores = _diagonal_scores(rings, 0, 0, narrow, HALF)
     scores = warpgroup_mma_wait(0, (scores,))
-    _let_go(k_ring, 0)
+    let_go(k_ring, 0)
     weights, top, sums = _diagonal_weights(scores, scale, narrow, layout, HALF)
     weights = _operand(weights, out.dtype, layout)
-    _wait_filled(k_ring, 1, (num_items > 1) | (row >= KEYS))
+    wait_filled(k_ring, 1, (num_items > 1) | (row >= KEYS))
     turn = 0
     for i in range(num_items):
         is_last = i + 1 == num_items
@@ -304,14 +217,14 @@ def _attend(out, out_halves, rings, work, scale, HEADS: gl.constexpr, HALF: gl.c
             is_more = (is_last == 0) | (block > 1)
             weights, product, top, sums = _step(state, rings, i, turn, scale, is_more, layout, HALF)
             turn += 1
-        row, _, _, _ = _item(blocks, gl.minimum(i + 1, num_items - 1), HEADS)
+        row, _, _, _ = item_of(blocks, gl.minimum(i + 1, num_items - 1), HEADS)
         is_more = (i + 2 < num_items) | ((is_last == 0) & (row >= KEYS))
         state = weights, product, top, sums
         weights, top, sums, product = _seam(
             state, rings, i, turn, scale, is_last, is_more, narrow, layout, HALF
         )
         turn += 1
-        first, length, end, head = _item(blocks, i, HEADS)
+        first, length, end, head = item_of(blocks, i, HEADS)
         tma.store_wait(0)
         buffer.reshape([ROWS, SIZE]).store(product.to(out.dtype))
         fence_async_shared()
@@ -321,26 +234,11 @@ def _attend(out, out_halves, rings, work, scale, HEADS: gl.constexpr, HALF: gl.c
     tma.store_wait(0)
 
 
-@gluon_jit
-def _ring(STAGES: gl.constexpr, matrix):  # type: ignore[no-untyped-def]
-    """(buffers for blocks of `matrix`, barriers of those that are filled, and of those free)."""
-    shape: gl.constexpr = matrix.block_type.shape
-    buffers = gl.allocate_shared_memory(
-        matrix.dtype, [STAGES, 1, 1, shape[2], shape[3]], matrix.layout
-    )
-    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(filled.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    return buffers, filled, free
-
-
 def _prefill(  # type: ignore[no-untyped-def]
     q, k, v, out, blocks, num_blocks, scale, q_head, k_head, v_head,
     HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    rings = _ring(STAGES, q), _ring(STAGES, k), _ring(STAGES, v)
+    rings = ring_of(STAGES, q), ring_of(STAGES, k), ring_of(STAGES, v)
     shape: gl.constexpr = out.block_type.shape
     halves = gl.allocate_shared_memory(out.dtype, [2, 1, 1, shape[2], shape[3]], out.layout)
     work = blocks, num_blocks
@@ -348,7 +246,7 @@ def _prefill(  # type: ignore[no-untyped-def]
         [
             (_attend, (out, halves, rings, work, scale, HEADS, 0)),
             (_attend, (out, halves, rings, work, scale, HEADS, 1)),
-            (_fetch, ((q, k, v), (q_head, k_head, v_head), rings, work, HEADS, GROUP)),
+            (fetch, ((q, k, v), (q_head, k_head, v_head), rings, work, HEADS, GROUP)),
         ],
         [4, 1],  # warps, and registers of a thread, of those after the first
         [240, 24],
@@ -374,34 +272,10 @@ def launch(q: Tensor, k: Tensor, v: Tensor, out: Tensor, blocks: Tensor, scale: 
     num_items = len(blocks) * num_heads
     if num_items:
         _prefill_kernel.run(
-            _described(q, BLOCK), _described(k, BLOCK), _described(v, BLOCK),
-            _described(out, BLOCK // 2), blocks, len(blocks), scale * math.log2(math.e),
+            described(q, BLOCK), described(k, BLOCK), described(v, BLOCK),
+            described(out, BLOCK // 2), blocks, len(blocks), scale * math.log2(math.e),
             q.stride(1), k.stride(1), v.stride(1),
             HEADS=num_heads, GROUP=num_heads // num_kv_heads, STAGES=_STAGES,
             num_warps=4, maxnreg=_REGISTERS,
             grid=(min(num_items, num_multiprocessors(q.device)),), warmup=False,
         )  # fmt: skip
-
-
-def _described(x: Tensor, rows: int) -> Any:
-    """x [T, H, 128], read or written in blocks of `rows` tokens of one head, so that TMA stops at
-    the end of any sequence: at (2^30, end, 2^30 - length + row, column) are the rows from `row` on
-    of the `length` ones before token `end`. The third coordinate reaches its bound where they end;
-    the first takes its 2^30 tokens back, as addresses are counted modulo 2^64 bytes (a trick of
-    `triton.tools.ragged_tma`).
-    """
-    step, size = x.stride(0), x.element_size()
-    num_columns = (x.shape[1] - 1) * x.stride(1) + BLOCK
-    places = (x.data_ptr(), step * size, x.stride(1) * size)
-    assert x.stride(2) == 1 and not any(place % _ALIGNMENT for place in places), (
-        f"prefill: TMA does not read strides {x.stride()} of {x.dtype} at {x.data_ptr():#x}"
-    )
-    shape = [2 * _FAR - 1, 2 * _FAR - 1, _FAR, num_columns]
-    # 2^64 bytes are 2^30 times 2^34 elements of two bytes.
-    strides = [(1 << 34) - step, step, step, 1]
-    return TensorDescriptor(x, shape, strides, [1, 1, rows, BLOCK], _layout(rows, DTYPES[x.dtype]))
-
-
-@functools.cache
-def _layout(rows: int, dtype: str) -> Any:
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, BLOCK], getattr(gl, dtype))
