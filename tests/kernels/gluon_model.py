@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,16 +22,20 @@ ADDRESSES = 1 << 63
 
 
 class Crew:
-    """One thread runs at a time. Wherever another could go first, chance decides who does."""
+    """One thread runs at a time. Wherever another could go first, chance decides who does; but some
+    are a thousand times as fast as others, and so are copies of some matrices.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.copies: list[Callable[[], None]] = []
+        self._random = random.Random(seed)
+        self._speeds: dict[object, float] = defaultdict(lambda: 10 ** self._random.uniform(-3, 0))
+        self._copies: dict[int, Callable[[], None]] = {}
         self._ready: dict[int, Callable[[], bool]] = {}
         self._turns: dict[int, threading.Semaphore] = {}
         self._back = threading.Semaphore(0)
         self._errors: list[BaseException] = []
         self._has_failed = False
+        self._num_copies = 0
 
     def run(self, jobs: Sequence[Callable[[], None]]) -> None:
         threads = [threading.Thread(target=self._work, args=(job,)) for job in jobs]
@@ -39,15 +44,16 @@ class Crew:
             self._back.acquire()
         while self._ready and not self._errors:
             able = [who for who, is_ready in self._ready.items() if is_ready()]
-            if not able and not self.copies:
+            if not able and not self._copies:
                 self._errors.append(AssertionError(f"deadlock of {len(self._ready)} partitions"))
                 break
-            index = self.random.randrange(len(able) + len(self.copies))
-            if index >= len(able):
-                self.copies.pop(index - len(able))()
+            could = [*able, *self._copies]
+            (who,) = self._random.choices(could, [self._speeds[each] for each in could])
+            if who in self._copies:
+                self._try(self._copies.pop(who))
                 continue
-            del self._ready[able[index]]
-            self._turns[able[index]].release()
+            del self._ready[who]
+            self._turns[who].release()
             self._back.acquire()
         self._has_failed = bool(self._errors)
         for turn in self._turns.values():
@@ -59,14 +65,23 @@ class Crew:
 
     def _work(self, job: Callable[[], None]) -> None:
         self._turns[threading.get_ident()] = threading.Semaphore(0)
+        self._try(lambda: (self.pause(), job()))
+        self._back.release()
+
+    def _try(self, work: Callable[[], object]) -> None:
         try:
-            self.pause()
-            job()
+            work()
         except SystemExit:
             pass
         except BaseException as error:
             self._errors.append(error)
-        self._back.release()
+
+    def copy(self, matrix: object, work: Callable[[], None]) -> None:
+        """Do it some time from now."""
+        self._num_copies += 1
+        who = -self._num_copies  # threads have positive numbers
+        self._copies[who] = work
+        self._speeds[who] = self._speeds[matrix]
 
     def pause(self, is_ready: Callable[[], bool] = lambda: True) -> None:
         """Go on some time after `is_ready`."""
@@ -91,7 +106,7 @@ class Barrier:
 
 
 class Slot:
-    """A buffer in shared memory. `version` counts what was put there."""
+    """A buffer in shared memory. `version` counts what happened to it."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None

@@ -52,12 +52,12 @@ class Program:
         slot.value, slot.version = None, slot.version + 1
 
         def copy() -> None:
-            slot.value = torch.zeros(to.shape, dtype=matrix.dtype)
+            slot.value, slot.version = torch.zeros(to.shape, dtype=matrix.dtype), slot.version + 1
             rows = matrix.rows(corner)
             slot.value[0, 0, : len(rows)] = rows
             barrier.arrive(num_bytes=-matrix.block_type.nbytes)
 
-        self._crew.copies.append(copy)
+        self._crew.copy(matrix, copy)
 
     def store(self, matrix: Descriptor, corner: Sequence[int], source: View) -> None:
         slot, mine = source.slot, self._stores[threading.get_ident()]
@@ -72,7 +72,7 @@ class Program:
             slot.num_copies -= 1
             mine.remove(slot)
 
-        self._crew.copies.append(copy)
+        self._crew.copy(matrix, copy)
         self._crew.pause()
 
     def store_wait(self, count: int) -> None:
