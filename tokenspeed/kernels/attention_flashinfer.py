@@ -1,10 +1,11 @@
 """Paged attention whose chunks run FlashAttention-3, by FlashInfer; all else is Triton's.
 
 FlashInfer plans on the host, once a step and cache group; every layer of the group then runs that
-plan. Rows that begin their sequence attend to the step's own keys and values, which the kernel
-fetches by large blocks (TMA); rows with a past read all of it from the pages, a fifth or more
-slower. A step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a
-layer with a window or with sinks, and decodes take the Triton kernels.
+plan. Rows that begin their sequence attend to the step's own keys and values, which lie in large
+blocks (TMA fetches them): on Hopper by a kernel of our own (`hopper_prefill`), faster by 7% at one
+prompt of 8192 tokens and by 31% at eight of 1024. Rows with a past read all of it from the pages.
+A step of which the host knows nothing (in a CUDA graph), one with few tokens in chunks, a layer
+with a window or with sinks, and decodes take the Triton kernels.
 
 FlashAttention-3 reads pages of the queries' dtype alone. Those of float8_e4m3fn are read by
 FlashAttention-2; rows without a past still take the other, with their keys and values as a page

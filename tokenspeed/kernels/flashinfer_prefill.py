@@ -1,5 +1,6 @@
-"""FlashInfer itself, 0.6.11: causal prefill by FlashAttention-3, of pages and of a step's own keys;
-pages of another dtype than the queries by FlashAttention-2. Importing it takes seconds.
+"""FlashInfer itself, 0.6.11: causal prefill by FlashAttention-3, of pages, and of a step's own keys
+where no kernel of our own serves; pages of another dtype than the queries by FlashAttention-2.
+Importing it takes seconds.
 
 The kernel is made for a dtype and a head size. Where no build of it comes with the package (as
 flashinfer-jit-cache does) or is kept, FlashInfer compiles it when it is first planned: for five
