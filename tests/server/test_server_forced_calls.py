@@ -14,7 +14,8 @@ from tool_fakes import CODER, KIMI, OPENING, QWEN, as_folded, asking, folded
 
 from tokenspeed.constraint import MAX_GRAMMAR_CHARS, StructuredOutputs
 from tokenspeed.structured.grammar import compile_grammar
-from tokenspeed.structured.matcher import GrammarState, num_words
+from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.orders import num_words
 from tokenspeed.structured.tokens import token_table
 
 SCHEMA = {

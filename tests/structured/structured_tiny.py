@@ -14,9 +14,10 @@ from tokenizers import Tokenizer as Backend
 
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.follower import run_deep
 from tokenspeed.structured.grammar import compile_grammar
-from tokenspeed.structured.matcher import GrammarState, num_words
+from tokenspeed.structured.grammar_process import run_deep
+from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.orders import num_words
 from tokenspeed.structured.tokens import TokenTable
 from tokenspeed.text.tokenizer import Tokenizer
 

@@ -83,10 +83,10 @@ def test_processes_of_grammars_end_with_their_zygote(make_engine: Make) -> None:
     """Also where it is killed and can end nothing itself."""
     before, engine = children(), make_engine()
     run(engine, [ask("a", 0, DIGITS)])
-    (follower,) = children() - before
-    (zygote,) = (each for each in _children_of(os.getpid()) if follower in _children_of(each))
+    (grammar,) = children() - before
+    (zygote,) = (each for each in _children_of(os.getpid()) if grammar in _children_of(each))
     os.kill(zygote, signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{follower}").exists())
+    wait_for(lambda: not Path(f"/proc/{grammar}").exists())
 
 
 def test_others_go_on_beside_a_grammar_that_takes_seconds(

@@ -16,7 +16,8 @@ from tokenizers import decoders, models, normalizers
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.masks import unpack
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.matcher import GrammarState, num_words
+from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.orders import num_words
 from tokenspeed.structured.tokens import TokenTable, _Vocabulary, token_table
 from tokenspeed.text.tokenizer import Tokenizer
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from tokenspeed.constraint import StructuredOutputs
 from tokenspeed.engine.record import Request
 from tokenspeed.request import InvalidRequest
+from tokenspeed.structured.orders import num_words
 from tokenspeed.structured.pool import GrammarPool
 from tokenspeed.structured.remote import Follower, RemoteGrammar
 
@@ -58,7 +59,7 @@ class Grammars:
     def __init__(self, pool: GrammarPool, vocab_size: int, pinned: bool) -> None:
         """`pinned`: masks go to a GPU."""
         self._pool = pool
-        self._num_words = -(-vocab_size // 32)
+        self._num_words = num_words(vocab_size)
         self._pinned = pinned
         self._waiting: dict[str, _Waiting] = {}
         self.num_held = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 from tokenspeed.batch import Batch, Row, SlotStart
 from tokenspeed.engine.worker import Worker
 from tokenspeed.request import MAX_LOGPROBS, SamplingParams
+from tokenspeed.structured.orders import num_words
 
 
 def greediest(vocab_size: int) -> SamplingParams:
@@ -97,5 +98,5 @@ def _row(slot: int, begin: int, count: int, num_groups: int, *, sample: bool) ->
 
 def _all_allowed(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
     """Packed masks, as a grammar's."""
-    words = -(-vocab_size // 32)
-    return torch.full((num_rows, words), -1, dtype=torch.int32, pin_memory=device.type == "cuda")
+    shape = num_rows, num_words(vocab_size)
+    return torch.full(shape, -1, dtype=torch.int32, pin_memory=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""The server's side of the processes of grammars: start the zygote, have followers forked."""
+"""The server's side of the processes of grammars: start the zygote, have others forked."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tokenspeed.structured.orders import (
     Slow,
     ToZygote,
     Vocabulary,
+    num_words,
 )
 from tokenspeed.text.errors import ModelError
 from tokenspeed.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ _QUIET = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_N
 
 @dataclass(frozen=True)
 class Link:
-    """To one follower."""
+    """To the process of one grammar."""
 
     number: int
     connection: Connection
@@ -82,7 +83,7 @@ class GrammarHost:
         self._started_at = 0.0
 
     def open(self, job: Job) -> Link | None:
-        """A follower for `job`; None while there can be none yet. Raises InvalidRequest where there
+        """A process for `job`; None while there can be none yet. Raises InvalidRequest where there
         can be none at all.
         """
         if self._zygote is None:
@@ -119,7 +120,7 @@ class GrammarHost:
             return Link(number, Connection(ours.detach()), board, zygote.mask_bytes)
 
     def kill(self, link: Link) -> None:
-        """End a follower, whatever it does."""
+        """End a process, whatever it does."""
         link.close()
         self._send(Kill(link.number))
 
@@ -128,7 +129,7 @@ class GrammarHost:
         self._send(Slow(link.number))
 
     def close(self) -> None:
-        """End all followers. May be called again."""
+        """End all processes. May be called again."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None and not zygote.exception():
             _end(zygote.result())
@@ -188,7 +189,7 @@ def _spawn(vocabulary: Vocabulary) -> _Zygote:
             pass_fds=files,
             env=os.environ | _QUIET,
         )
-    return _Zygote(process, ours, -(-vocabulary.vocab_size // 32) * 4)
+    return _Zygote(process, ours, 4 * num_words(vocabulary.vocab_size))
 
 
 def _end(zygote: _Zygote) -> None:

@@ -1,7 +1,6 @@
 """The place of one sequence in its grammar, and the masks over the vocabulary that follow from it.
 
-A mask is packed: bit i % 32 of word i // 32 says whether token i is allowed. Words are int32, rows
-of ceil(V / 32) of them.
+Masks are packed as `orders.py` says.
 """
 
 from __future__ import annotations
@@ -15,10 +14,6 @@ from numpy.typing import NDArray
 from tokenspeed.structured.grammar import plain
 
 Words = NDArray[np.int32]
-
-
-def num_words(vocab_size: int) -> int:
-    return -(-vocab_size // 32)
 
 
 class GrammarState:

@@ -2,12 +2,13 @@
 
     server --Vocabulary--> zygote            in a file, once
     server --Open, Kill, Slow--> zygote      messages; Open comes with three files
-    server --Job--> follower                 in the first of these
-    follower --Verdict--> server             when the grammar has been compiled, or cannot be
-    server --Ask--> follower --Told--> server    one at a time; masks come by the third, the board
+    server --Job--> process                  of a grammar: in the first of these
+    process --Verdict--> server              when the grammar has been compiled, or cannot be
+    server --Ask--> process --Told--> server     one at a time; masks come by the third, the board
 
-The board holds `ROWS` masks, row after row of W words, behind `HEADER_BYTES` whose first word says
-how many of the places that were asked for are done.
+The board holds `ROWS` masks, row after row of `num_words` int32, behind `HEADER_BYTES` whose first
+word says how many of the places that were asked for are done. Bit i % 32 of word i // 32 of a mask
+says whether token i is allowed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ asked for the last time, so that no question meets its end.
 """
 
 
+def num_words(vocab_size: int) -> int:
+    """Of a packed mask."""
+    return -(-vocab_size // 32)
+
+
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
     """What a `TokenTable` is made from; `tokenizer` in the library's own form."""
 
@@ -35,7 +41,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, tag="open", frozen=True, array_like=True):
-    """Fork a follower: its connection, its job and its board come along."""
+    """Fork the process of a grammar: its connection, its job and its board come along."""
 
     number: int
 

@@ -184,7 +184,7 @@ class RemoteGrammar:
         if took > _SLOW_S:
             self._slow(link)
         if took > self._asked[self._at].budget_s:
-            self._end(too_slow(MASK_BUDGET_S))
+            self._end(_too_slow())
 
     def _end(self, reason: str) -> None:
         """The process is of no use any more, because of what it was at."""
@@ -254,11 +254,14 @@ class Follower:
         if error:
             self._error = error
         elif self.budget_s < 0:
-            self._error = too_slow(MASK_BUDGET_S)
+            self._error = _too_slow()
 
     def begin_again(self) -> None:
         self._num_sent = 0
 
 
-def too_slow(seconds: float) -> str:
-    return f"its masks took more than {seconds:g} s: it is ambiguous, or too large; make it simpler"
+def _too_slow() -> str:
+    return (
+        f"its masks took more than {MASK_BUDGET_S:g} s: it is ambiguous, or too large; "
+        "make it simpler"
+    )

@@ -21,7 +21,12 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from tokenspeed.request import InvalidRequest
-from tokenspeed.structured.follower import end_with_parent, follow, limit_memory, run_deep
+from tokenspeed.structured.grammar_process import (
+    end_with_parent,
+    follow,
+    limit_memory,
+    run_deep,
+)
 from tokenspeed.structured.orders import Kill, Open, ToZygote, Vocabulary
 from tokenspeed.structured.tokens import TokenTable, token_table
 from tokenspeed.text.tokenizer import Tokenizer

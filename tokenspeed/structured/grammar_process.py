@@ -23,8 +23,17 @@ from llguidance import LLMatcher
 
 from tokenspeed.request import InvalidRequest
 from tokenspeed.structured.grammar import compile_grammar
-from tokenspeed.structured.matcher import GrammarState, num_words
-from tokenspeed.structured.orders import HEADER_BYTES, LAST, Ask, Job, Place, Told, Verdict
+from tokenspeed.structured.matcher import GrammarState
+from tokenspeed.structured.orders import (
+    HEADER_BYTES,
+    LAST,
+    Ask,
+    Job,
+    Place,
+    Told,
+    Verdict,
+    num_words,
+)
 from tokenspeed.structured.tokens import TokenTable
 
 _PR_SET_PDEATHSIG = 1
