@@ -64,7 +64,7 @@ PIPELINE: tuple[Row, ...] = (
         "attend_prologue",
         on_cpu=False,
         on_cuda=True,
-        reason="saves a read and a write of q and k; on a CPU Inductor fuses it in the piece",
+        reason="steps of 1 to 256 rows 6 to 11% faster, 0.6B; on a CPU Inductor fuses it",
         needs_prologue=True,
     ),
     # Act 2: clean.
@@ -123,10 +123,16 @@ PIPELINE: tuple[Row, ...] = (
         "rope_angles",
         True,
         True,
-        "not measured alone; with it many models start without Inductor: 8B 13.6 to 8.6 s",
+        "within 1% of a step; with it many models start without Inductor: 8B 13.6 to 8.6 s",
     ),
     Row(Stage.PIECE, "add_rms_norm", True, True, "4 us of 38 to 43 up to 64 tokens, 0.6B"),
-    Row(Stage.PIECE, "rms_norm", True, True, "one a model: not measured alone"),
+    Row(
+        Stage.PIECE,
+        "rms_norm",
+        True,
+        True,
+        "one a model: half a percent of a step of 1 or 8 tokens, 0.6B",
+    ),
     Row(
         Stage.PIECE,
         "silu_mul",
