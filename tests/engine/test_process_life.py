@@ -131,6 +131,30 @@ async def test_a_killed_engine_ends_every_stream(tiny_model: str) -> None:
     assert "SIGKILL" in (client.failure or ""), "the first reason stays"
 
 
+async def test_an_engine_that_dies_before_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where uvloop refuses to write."""
+    spawn = asyncio.create_subprocess_exec
+
+    async def dead(*words: str, **options: int) -> asyncio.subprocess.Process:
+        process = await spawn(*words, **options)
+        process.kill()
+        await process.wait()
+
+        def write(data: bytes) -> None:
+            raise RuntimeError("unable to perform operation on <WriteUnixTransport closed=True>")
+
+        assert process.stdin is not None
+        monkeypatch.setattr(process.stdin, "write", write)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", dead)
+    client = EngineClient(tiny_config("/nowhere/at/all"))
+    await client.start()
+    with pytest.raises(EngineDead, match="SIGKILL without a word"):
+        await client.wait_ready()
+    await closed_without_trace(client)
+
+
 async def test_a_start_that_fails_says_why_in_one_line() -> None:
     client = EngineClient(tiny_config("/nowhere/at/all"))
     await client.start()

@@ -97,7 +97,9 @@ class EngineClient(AttachedClient):
         )
         self._process, self._tail = process, ""
         assert process.stdin is not None  # kept open: its end is how the engine knows ours
-        process.stdin.write(msgspec.json.encode(Launch(self.address, self._config)) + b"\n")
+        # One that has died by now takes no line (uvloop raises RuntimeError): `_watch` tells of it.
+        with contextlib.suppress(RuntimeError):
+            process.stdin.write(msgspec.json.encode(Launch(self.address, self._config)) + b"\n")
         self._run(asyncio.create_task(self._watch(process)))
         self._run(asyncio.create_task(self._limit_startup(process)))
 

@@ -216,8 +216,9 @@ class Siblings:
             _kill(process)
         orders = self._orders(sibling)
         assert process.stdin is not None  # kept open: its end is how it knows ours
-        process.stdin.write(msgspec.json.encode(orders) + b"\n")
         try:
+            with contextlib.suppress(RuntimeError):  # uvloop's, where it has died by now
+                process.stdin.write(msgspec.json.encode(orders) + b"\n")
             yield sibling
         finally:
             del self._siblings[sibling.number]
