@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Hashable, Iterator
@@ -27,7 +28,10 @@ CACHE_DIR = "TOKENSPEED_CACHE_DIR"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """No test finds compiled pieces that it did not ask for; to test some, name their cache."""
+    """No test finds compiled pieces that it did not ask for; to test some, name their cache. And
+    Ctrl-C is one, though shells have what they start behind ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if CACHE_DIR not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="tokenspeed-tests-")
         os.environ[CACHE_DIR] = folder.name

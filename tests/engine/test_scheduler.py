@@ -162,3 +162,24 @@ def test_results_come_in_launch_order() -> None:
     bench.worker.in_flight.rotate()
     with pytest.raises(AssertionError, match="step 1 came before step 0"):
         bench.commit()
+
+
+def test_prompts_that_come_first_do_not_take_the_pages_of_decodes_for_ever() -> None:
+    bench = Bench(
+        num_pages=6,
+        block_size=1,
+        max_num_seqs=2,
+        token_budget=16,
+        tokens_per_step=2,
+        prefill_first=True,
+        depth=1,
+        cache=False,
+        accept=lambda row: 1,
+    )
+    bench.add("a", [1, 1], max_tokens=4)
+    bench.step()
+    bench.add("b", [2, 2, 2], max_tokens=2)
+    for _ in range(100):
+        if bench.scheduler.has_work:
+            bench.step()
+    assert not bench.scheduler.has_work

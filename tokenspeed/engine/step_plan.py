@@ -61,7 +61,9 @@ class Planner:
         self._max_model_len = max_model_len
         self._tokens_per_step = tokens_per_step
         decodes, prompts = (self._plan_decodes,), (self._plan_prefills, self._admit)
-        self._phases = prompts + decodes if prefill_first else decodes + prompts
+        self._decodes_first = decodes + prompts
+        self._phases = prompts + decodes if prefill_first else self._decodes_first
+        self._was_short = False
 
     def wait(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=lambda one: one.rank)
@@ -72,8 +74,10 @@ class Planner:
         if self.waiting:
             for admission in self._running_set.in_the_way(self.waiting[0]):
                 self._preempt(admission, plan)
-        for add_rows in self._phases:
+        # After a step in which one lacked pages it has its turn, or prompts would take them again.
+        for add_rows in self._decodes_first if self._was_short else self._phases:
             add_rows(plan)
+        self._was_short = plan.short is not None
         return plan
 
     def send_away(self, admission: Admission, now: float) -> None:
