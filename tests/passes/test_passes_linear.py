@@ -100,6 +100,15 @@ def test_steps_of_many_tokens_have_their_products_alone_chosen() -> None:
     assert off["linear_add"] == "does not serve this token range"
 
 
+@pytest.mark.parametrize("token_range", [FEW, TokenRange(33, None)], ids=str)
+def test_a_merged_product_with_a_bias_is_not_gated(token_range: TokenRange) -> None:
+    piece = pieces_of(captured_forward("LlamaForCausalLM", BF16, mlp_bias=True))[1]
+    slot = through_slot(piece, manager(token_range=token_range))
+    assert not {"gate_up", "norm_gate_up"} & slot.counts.keys() and slot.counts["silu_mul"] == 1
+    assert not any(report.is_short for report in slot.manager.reports)
+    slot.assert_equal()
+
+
 class Layer(nn.Module):
     """`function(x, w, norm, square)` of a weight [24, 16], a norm's [16], and a weight [16, 16]."""
 

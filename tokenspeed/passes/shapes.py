@@ -151,12 +151,15 @@ def factor(product: fx.Node) -> Any:
 
 
 def gated_products(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Products of which one half is the gate of the other, and that nothing else reads."""
+    """Products without a bias of which one half is the gate of the other, and that nothing else
+    reads.
+    """
     for gate in gates(graph):
         product: Any = gate.args[1]
         while calls(product, *_SPLITS):
             product = product.args[0]
-        if is_product(product) and all(calls(user, *_SPLITS) for user in product.users):
+        is_plain = calls(product, aten.mm.default) and is_product(product)
+        if is_plain and all(calls(user, *_SPLITS) for user in product.users):
             yield product
 
 
